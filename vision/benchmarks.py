@@ -1,4 +1,4 @@
-"""A benchmark turns a data set into a sequence of phases; here those of figure 2 of the paper, rows a to c.
+"""Benchmarks turn a data set into a sequence of phases. Here are those of the paper's figure 2, rows a to c.
 
 Streams in which each phase is a new task are in `vision.streams`.
 """
@@ -18,16 +18,17 @@ from vision.data.splits import class_phases, sample_phases, warm_start_phases
 
 @dataclass(frozen=True)
 class Phase:
-    """What is trained on and tested on, and for how long.
+    """The samples that are trained on and tested on, and for how long.
 
     Attributes:
         train: indices into the training set.
-        test: indices into the test set; none where no test set means anything.
-        epochs: displayed epochs, each ended by a row of the log.
-        passes_per_epoch: passes over `train` that make one displayed epoch.
-        change: makes this phase's data set of the run's, such as one with other labels; None: it is the run's.
-        unseen: indices of the other test images, of classes that did not come yet. With them, accuracy on all classes
-            is measured too; None where a benchmark has no such classes.
+        test: indices into the test set; empty if the benchmark has nothing to test on.
+        epochs: displayed epochs, each of which ends with a row of the log.
+        passes_per_epoch: passes over `train` in one displayed epoch.
+        change: makes the phase's data set from the run's, for example by drawing other labels; None if the phase uses
+            the run's data set.
+        unseen: indices of the test images of classes that have not come yet. With them, accuracy on all classes is
+            measured too. None if the benchmark has no such classes.
     """
 
     train: np.ndarray
@@ -38,31 +39,33 @@ class Phase:
     unseen: np.ndarray | None = None
 
     def steps_per_pass(self, batch_size: int) -> int:
-        """Optimizer steps of one pass; the last batch may be smaller.
+        """Return the optimizer steps of one pass over the data; the last batch may be smaller.
 
-        A last image alone joins the batch before it: batch norm has no variance of one.
+        If a single image is left over it joins the batch before it, because batch norm cannot take the variance of one.
         """
         batches = -(-len(self.train) // batch_size)
-        return batches - (batches > 1 and len(self.train) % batch_size == 1)
+        single_image_left = batches > 1 and len(self.train) % batch_size == 1
+        return batches - single_image_left
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Optimizer steps of one displayed epoch."""
+        """Return the optimizer steps of one displayed epoch."""
         return self.passes_per_epoch * self.steps_per_pass(batch_size)
 
     def steps(self, batch_size: int) -> int:
-        """Optimizer steps of the whole phase."""
+        """Return the optimizer steps of the whole phase."""
         return self.epochs * self.steps_per_epoch(batch_size)
 
 
 class Benchmark(ABC):
-    """A sequence of phases, and what about training goes with it.
+    """A sequence of phases, and the rules of training in them.
 
     Attributes:
         methods_from_phase: the first phase within which methods act.
-        new_tasks: whether each phase is a new task. Then rows also have averages over the run so far (`vision.train`).
+        new_tasks: whether each phase is a new task. If so, rows also have averages over the run so far
+            (`vision.phase.averages`).
         keeps_optimizer: whether the optimizer's state survives a boundary, unless a method resets it.
-        needs_classes: whether labels are classes; else they are numbers.
-        headline: the number of a run's summary that is shown and returned.
+        needs_classes: whether labels must be classes; False if they are numbers.
+        headline: name of the number in a run's summary that is shown and returned.
     """
 
     methods_from_phase = 0
@@ -73,21 +76,27 @@ class Benchmark(ABC):
 
     @abstractmethod
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """The phases on this data set.
+        """Return the phases on this data set.
+
+        Args:
+            data: the data set.
+            epochs: displayed epochs of each phase.
+            seed: seed of the run.
 
         Raises:
-            ConfigError: the data set is too small for them, or of another kind.
+            ConfigError: the data set is too small, or of another kind.
         """
 
 
 class WarmStart(Benchmark):
-    """Phase 0 on a random `ratio` per cent of the data, phase 1 on all; both tested on the whole test set.
+    """Phase 0 trains on a random `ratio` per cent of the data, phase 1 on all; both are tested on the whole test set.
 
-    Phase 0 makes 100 // ratio as many passes, so that both phases take as many optimizer steps.
+    Phase 0 makes 100 // ratio times as many passes, so that both phases take equally many optimizer steps.
 
     Args:
         ratio: per cent of the training set in phase 0; a divisor of 100.
-        methods_from_phase: the first phase within which methods act: 1 as in the FIRE paper, 0 as their authors do.
+        methods_from_phase: the first phase within which methods act: 1 as in the FIRE paper, 0 as the methods' authors
+            do it.
     """
 
     @checked
@@ -99,14 +108,14 @@ class WarmStart(Benchmark):
         self.ratio, self.methods_from_phase = ratio, methods_from_phase
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """Two phases."""
+        """Return the two phases; see `Benchmark.phases`."""
         splits = warm_start_phases(len(data.train_labels), len(data.test_labels), self.ratio, seed)
         passes = (100 // self.ratio, 1)
         return [Phase(train, test, epochs, n) for (train, test), n in zip(splits, passes, strict=True)]
 
 
 class Continual(Benchmark):
-    """Phase i on the first (i+1)/chunks of a fixed permutation of the data; tested on the whole test set.
+    """Phase i trains on the first (i+1)/chunks of a fixed permutation of the data; all phases have the whole test set.
 
     Args:
         chunks: number of phases.
@@ -117,20 +126,20 @@ class Continual(Benchmark):
         self.chunks = chunks
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """`chunks` phases of growing data."""
-        there = len(data.train_labels)
-        if self.chunks > there:
+        """Return `chunks` phases, each of which adds training images; see `Benchmark.phases`."""
+        available = len(data.train_labels)
+        if self.chunks > available:
             raise ConfigError(
-                f"benchmark.chunks={self.chunks} is more than the {there} training images of the data set"
+                f"benchmark.chunks={self.chunks} is more than the {available} training images of the data set"
             )
-        splits = sample_phases(len(data.train_labels), len(data.test_labels), self.chunks, seed)
+        splits = sample_phases(available, len(data.test_labels), self.chunks, seed)
         return [Phase(train, test, epochs) for train, test in splits]
 
 
 class ClassIncremental(Benchmark):
-    """Phase i on all samples of the first (i+1)/chunks of the permuted classes.
+    """Phase i trains on all samples of the first (i+1)/chunks of the permuted classes.
 
-    Tested on the classes seen so far (`test/accuracy`) and on all classes of the data set (`test/accuracy_all`).
+    It is tested on the classes seen so far (`test/accuracy`) and on all classes of the data set (`test/accuracy_all`).
 
     Args:
         chunks: number of phases; at most the number of classes.
@@ -141,11 +150,11 @@ class ClassIncremental(Benchmark):
         self.chunks = chunks
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """`chunks` phases of growing classes."""
+        """Return `chunks` phases, each of which adds classes; see `Benchmark.phases`."""
         train_labels, test_labels = data.train_labels.numpy(), data.test_labels.numpy()
         classes = int(train_labels.max()) + 1
         if self.chunks > classes:
             raise ConfigError(f"benchmark.chunks={self.chunks} is more than the {classes} classes of the data set")
         splits = class_phases(train_labels, test_labels, self.chunks, seed)
-        every = np.arange(len(test_labels))
-        return [Phase(train, test, epochs, unseen=np.setdiff1d(every, test)) for train, test in splits]
+        all_test_images = np.arange(len(test_labels))
+        return [Phase(train, test, epochs, unseen=np.setdiff1d(all_test_images, test)) for train, test in splits]

@@ -1,8 +1,8 @@
-"""A training step as one CUDA graph: small batches keep a GPU waiting for Python more than they keep it busy.
+"""Run a training step as one CUDA graph, because with small batches a GPU mostly waits for Python.
 
-A graph is a recording of all kernels of a step, with the addresses that they read and write. A replay launches them at
-once. So what changes from step to step must stand in the same tensors: the batch, the learning rate, the sums of the
-row, the optimizer's state.
+A graph is a recording of all kernels of a step, with the addresses that they read and write. A replay launches all of
+them together. So everything that changes from step to step must stay in the same tensors: the batch, the learning rate,
+the sums of the row, the optimizer's state.
 """
 
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from torch.optim import Optimizer
 from vision.learner import Learner
 from vision.task import Task
 
-WARM_UP = 3  # steps before the recording, in which libraries choose their kernels and optimizers make their state
+WARM_UP = 3  # steps before the recording, in which libraries choose their kernels and optimizers create their state
 Step = Callable[[Task, Learner, tuple[Tensor, Tensor], bool], Tensor]
 
 
 class GraphedStep:
     """`vision.train.train_step` on batches of one size, recorded once and replayed.
 
-    Neither the steps before the recording nor the recording itself change the network, the optimizer or the sums.
+    The steps before the recording and the recording itself leave the network, the optimizer and the sums as they were.
 
     Args:
-        task: of the run.
-        learner: whose network and optimizer the step trains; both must stay these objects.
-        train_step: the step.
-        batch: a batch of the size of all that follow.
-        record: `record_on_gpu`; a test's stand-in where there is no GPU.
+        task: the task of the run.
+        learner: the learner, whose network and optimizer must stay the same objects.
+        train_step: the step to record.
+        batch: a batch; all later ones must have its size.
+        record: records a step; None takes `record_on_gpu`. Tests replace it where there is no GPU.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class GraphedStep:
         record: "Callable[[Callable[[], Tensor]], tuple[Callable[[], object], Tensor]] | None" = None,
     ) -> None:
         self.learner = learner
-        self.images, self.labels = (part.clone() for part in batch)
+        self.images, self.labels = (tensor.clone() for tensor in batch)
         make_capturable(learner.optimizer)
-        before = snapshot(learner)
+        state_before = snapshot(learner)
         self.replay, self.loss = (record or record_on_gpu)(
             lambda: train_step(task, learner, (self.images, self.labels), False)
         )
-        restore(learner, before)
+        restore(learner, state_before)
 
     def __call__(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """One step on another batch; its loss, in a tensor that the next step overwrites."""
+        """Make one step on another batch, and return its loss in a tensor that the next step overwrites."""
         self.images.copy_(batch[0])
         self.labels.copy_(batch[1])
         self.replay()
@@ -59,10 +59,10 @@ class GraphedStep:
 
 
 def record_on_gpu(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
-    """Record a step as torch's notes on CUDA graphs say: a few steps in a stream of their own, then the capture.
+    """Record a step as torch's notes on CUDA graphs say: a few steps in a side stream, then the capture.
 
     Returns:
-        What replays it, and the tensor that then holds the step's loss.
+        A function that replays the step, and the tensor that holds the loss after a replay.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -77,7 +77,7 @@ def record_on_gpu(step: Callable[[], Tensor]) -> tuple[Callable[[], object], Ten
 
 
 def make_capturable(optimizer: Optimizer) -> None:
-    """Let the learning rate and the step counter of Adam stand in tensors on the device, which a replay reads."""
+    """Move Adam's learning rate and step counter into tensors on the device, where a replay reads them."""
     for group in optimizer.param_groups:
         group["capturable"] = True
         if not isinstance(group["lr"], Tensor):
@@ -86,7 +86,7 @@ def make_capturable(optimizer: Optimizer) -> None:
 
 
 def snapshot(learner: Learner) -> dict[str, Any]:
-    """Copies of all that a step changes."""
+    """Return copies of everything that a step changes."""
     state = learner.optimizer.state
     return {
         "weights": {name: value.clone() for name, value in learner.model.state_dict().items()},
@@ -96,14 +96,14 @@ def snapshot(learner: Learner) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def restore(learner: Learner, before: dict[str, Any]) -> None:
-    """Write a snapshot back into the same tensors; state that the optimizer has made since becomes zero, as new."""
+def restore(learner: Learner, state: dict[str, Any]) -> None:
+    """Write a snapshot back into the same tensors; optimizer state that did not exist then is set to zero, as new."""
     for name, value in learner.model.state_dict().items():
-        value.copy_(before["weights"][name])
+        value.copy_(state["weights"][name])
     for parameter, entries in learner.optimizer.state.items():
-        known = before["optimizer"].get(parameter)
+        old_entries = state["optimizer"].get(parameter)
         for key, value in entries.items():
-            value.zero_() if known is None else value.copy_(known[key])
-    loss_sum, correct, learner.seen = before["sums"]
+            value.zero_() if old_entries is None else value.copy_(old_entries[key])
+    loss_sum, correct, learner.seen = state["sums"]
     learner.loss_sum.copy_(loss_sum)
     learner.correct.copy_(correct)

@@ -1,4 +1,4 @@
-"""All that changes while a vision run trains, and its checkpoint."""
+"""The state of a vision run: everything that changes while it trains, and that a checkpoint holds."""
 
 import copy
 from dataclasses import dataclass
@@ -15,10 +15,17 @@ from vision.task import Task
 
 @dataclass(kw_only=True)
 class Learner(LearnerBase):
-    """All that changes while a vision run trains. Steps are optimizer steps."""
+    """The state of a vision run. Steps are optimizer steps.
 
-    forward: nn.Module  # the network as it trains: compiled if asked for
-    loss_sum: Tensor  # of the samples since the last row, as the next two
+    Attributes:
+        forward: the network for training passes: compiled if `compile=` asks for it.
+        loss_sum: sum of the losses of all samples since the last row, a scalar.
+        correct: how many of these samples were classified correctly, a scalar.
+        seen: number of these samples.
+    """
+
+    forward: nn.Module
+    loss_sum: Tensor
     correct: Tensor
     seen: int = 0
 
@@ -26,13 +33,13 @@ class Learner(LearnerBase):
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
-        """The network at its initial weights and the method, before the first step."""
+        """Return the state before the first step: the network at its initial weights, and the method."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
         model = copy.deepcopy(task.model).to(task.device).to(memory_format=task.memory_format)
-        skips = task.config.skip_first_phase
+        skips_phase = task.config.skip_first_phase
         return cls(
-            phase=1 if skips else 0,
-            step=task.phases[0].steps(task.config.batch_size) if skips else 0,
+            phase=1 if skips_phase else 0,
+            step=task.phases[0].steps(task.config.batch_size) if skips_phase else 0,
             net=Net.of({"model": model}, task.config.model.get("layout", "all")),
             method=copy.deepcopy(task.method),
             method_meter=Meter(task.device),
@@ -43,12 +50,12 @@ class Learner(LearnerBase):
         )
 
     def clear_sums(self) -> None:
-        """Start counting for the next row, in the same tensors: a CUDA graph adds to them."""
+        """Set the sums to zero for the next row, in the same tensors, because a CUDA graph adds to these."""
         self.loss_sum.zero_()
         self.correct.zero_()
         self.seen = 0
 
     @property
     def model(self) -> nn.Module:
-        """The network."""
+        """The network that is trained, not compiled."""
         return self.net.modules["model"]

@@ -2,31 +2,32 @@
 
 
 def warmup(step: int, steps: int, fraction: float = 0.1) -> float:
-    """Linear warm-up over the first `fraction` of the phase, then constant: the paper's text.
+    """Return the factor of a linear warm-up over the first `fraction` of the phase, then 1, as the paper's text says.
 
     Args:
         step: optimizer steps already made in the phase, from 0.
         steps: optimizer steps of the phase.
-        fraction: of the phase; 0 turns the warm-up off.
+        fraction: share of the phase in which the rate grows; 0 turns the warm-up off.
     """
     return min(1.0, (step + 1) / max(1.0, fraction * steps))
 
 
 def reference(number: int, epochs: int, passes_per_epoch: int = 1, earlier: int = 0, fraction: float = 0.1) -> float:
-    """The schedule of the authors' code, constant within a pass over the data (docs/paper.md, A17).
+    """Return the factor of the authors' code's schedule, constant within a pass over the data (docs/paper.md, A17).
 
-    The ramp's length counts displayed epochs, its steps are passes: where a displayed epoch is ten passes (phase 0 of
-    `warm_start`) it takes 91 passes, and the last nine passes are in it again, the last one at rate 0.
+    The length of the warm-up is counted in displayed epochs, its steps in passes. Where a displayed epoch has ten
+    passes (phase 0 of `warm_start`), the warm-up takes 91 passes, and the last nine passes are a warm-up again, the
+    very last one at rate 0.
 
     Args:
-        number: of the pass within the phase, from 0.
+        number: number of the pass within the phase, from 0.
         epochs: displayed epochs of a phase.
-        passes_per_epoch: passes that make one of them.
+        passes_per_epoch: passes in a displayed epoch.
         earlier: displayed epochs of earlier phases.
-        fraction: of a phase that the ramp takes.
+        fraction: share of a phase that the warm-up takes.
 
     Returns:
-        The factor; at most 1, where the code would overshoot for phases that are no multiple of ten epochs.
+        The factor, limited to 1, which the authors' code exceeds in phases that are no multiple of ten epochs.
     """
     logged = earlier + -(-number // passes_per_epoch)
     if fraction == 0 or logged % epochs >= fraction * epochs:

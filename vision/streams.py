@@ -1,8 +1,8 @@
-"""Streams in which each phase is a new task: where networks lose plasticity most.
+"""Streams in which each phase is a new task, where networks lose plasticity most.
 
-A task's data are made when its phase begins, from the run's seed and the phase's number alone, so that a resume makes
-the same. Methods act from the first phase on, and the optimizer's state survives a boundary unless a method resets it:
-the baseline does not know of the boundary.
+A task's data are made when its phase begins, from the run's seed and the phase's number alone, so that a resumed run
+has the same. Methods act from the first phase on. The optimizer's state survives a boundary unless a method resets it,
+because the baseline must not know of boundaries.
 """
 
 import functools
@@ -20,9 +20,9 @@ from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData
 
-NONE = np.arange(0)  # no test set
-Tasks = Annotated[int, within(1, 100_000)]  # a list of phases is made of them
-Examples = Annotated[int, within(1, 10_000_000)]  # made at once
+NO_TEST_SET = np.arange(0)
+Tasks = Annotated[int, within(1, 100_000)]  # limited, as all phases are held in a list
+Examples = Annotated[int, within(1, 10_000_000)]  # limited, as all examples of a task are held in memory
 
 
 class RandomLabels(Benchmark):
@@ -33,9 +33,9 @@ class RandomLabels(Benchmark):
 
     Args:
         tasks: number of tasks.
-        samples: training images, drawn once from the run's seed.
-        share: of these images, how many a new task draws a label for; the others keep theirs. The draw may give an
-            image the label that it has.
+        samples: number of training images, drawn once from the run's seed.
+        share: share of these images for which a new task draws a label; the others keep theirs. The draw may give an
+            image the label that it has already.
     """
 
     new_tasks = True
@@ -47,10 +47,13 @@ class RandomLabels(Benchmark):
         self.tasks, self.samples, self.share = tasks, samples, share
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """A phase a task."""
-        chosen = choose(data, self.samples, seed)
-        redraw = functools.partial(draw_labels, chosen=chosen, share=self.share, seed=seed)
-        return [Phase(chosen, NONE, epochs, change=functools.partial(redraw, task=task)) for task in range(self.tasks)]
+        """Return a phase for each task; see `Benchmark.phases`."""
+        images = draw_training_images(data, self.samples, seed)
+        redraw = functools.partial(draw_labels, images=images, share=self.share, seed=seed)
+        return [
+            Phase(images, NO_TEST_SET, epochs, change=functools.partial(redraw, task=task))
+            for task in range(self.tasks)
+        ]
 
 
 class Permuted(Benchmark):
@@ -58,12 +61,12 @@ class Permuted(Benchmark):
 
     Args:
         tasks: number of tasks.
-        samples: training images, drawn once from the run's seed; null: all.
-        online: each image is seen once in a task, and the score is the average online accuracy: that of the predictions
+        samples: number of training images, drawn once from the run's seed; null takes all.
+        online: show each image once in a task. The score is then the average online accuracy, that of the predictions
             before each update (Kumar et al. 2023; Dohare et al. 2024). Otherwise the score is the test accuracy at the
             end of a task, averaged over tasks.
-        share: of an image's pixels, how many a new task moves; the others stay where the task before has them. Of two
-            pixels it is a swap; one pixel alone has nowhere to go, so that nothing changes.
+        share: share of an image's pixels that a new task moves; the others stay where the task before has them. Two
+            pixels are swapped; one pixel alone has nowhere to go, so that nothing changes.
     """
 
     new_tasks = True
@@ -77,30 +80,30 @@ class Permuted(Benchmark):
         self.headline = "online/accuracy" if online else "task_end/accuracy"
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """A phase a task."""
+        """Return a phase for each task; see `Benchmark.phases`."""
         if self.online and epochs != 1:
             raise ConfigError(f"benchmark.online=true sees each image once in a task: epochs must be 1, got {epochs}")
-        chosen = choose(data, self.samples, seed)
-        test = NONE if self.online else np.arange(len(data.test_labels))
-        # A task's images are few: those that are used, in their order.
-        train = np.arange(len(chosen))
-        permute = functools.partial(permute_pixels, chosen=chosen, tested=len(test) > 0, share=self.share, seed=seed)
+        images = draw_training_images(data, self.samples, seed)
+        test = NO_TEST_SET if self.online else np.arange(len(data.test_labels))
+        train = np.arange(len(images))  # a task's data set holds just these images, in this order
+        permute = functools.partial(permute_pixels, images=images, tested=len(test) > 0, share=self.share, seed=seed)
         return [Phase(train, test, epochs, change=functools.partial(permute, task=task)) for task in range(self.tasks)]
 
 
 class SlowlyChangingRegression(Benchmark):
-    """Input bits of which some change slowly, and the output of a fixed random network as target.
+    """Regression from random bits, some of which change slowly, to the output of a fixed random network.
 
-    Of the m input bits the first `flipping` stay as they are during a task; at its end one of them, drawn at random,
-    flips. The others are drawn anew for each example. Each example is seen once; the score is the mean squared error of
-    the predictions before each update (Dohare et al., "Loss of plasticity in deep continual learning", Nature 2024,
-    Methods; arXiv 2306.13812).
+    Of the m input bits the first `flipping` are the same in all examples of a task; at its end one of them, drawn at
+    random, flips. The others are drawn anew for each example. Each example is shown once; the score is the mean squared
+    error of the predictions before each update (Dohare et al., "Loss of plasticity in deep continual learning", Nature
+    2024, Methods; arXiv 2306.13812).
 
     Args:
         tasks: number of tasks.
         every: examples of a task.
-        flipping: input bits that stay as they are during a task.
-        flips: `one`: as in the paper; `all`: each of the slow bits is redrawn, as in its public code's configurations.
+        flipping: number of input bits that stay the same during a task.
+        flips: what changes between tasks: `one` of the slow bits flips, as in the paper; `all` of them are redrawn, as
+            in the configurations of its public code.
     """
 
     new_tasks = True
@@ -115,7 +118,7 @@ class SlowlyChangingRegression(Benchmark):
         self.tasks, self.every, self.flipping, self.flips = tasks, every, flipping, flips
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
-        """A phase a task."""
+        """Return a phase for each task; see `Benchmark.phases`."""
         if not isinstance(data, BitData):
             raise ConfigError("benchmark=slowly_changing_regression has no images: it needs dataset=bits")
         if epochs != 1:
@@ -129,7 +132,7 @@ class SlowlyChangingRegression(Benchmark):
         return [
             Phase(
                 examples,
-                NONE,
+                NO_TEST_SET,
                 epochs,
                 change=functools.partial(draw_bits, slow=bits, every=self.every, seed=seed, task=task),
             )
@@ -137,89 +140,111 @@ class SlowlyChangingRegression(Benchmark):
         ]
 
 
-def draw_labels(data: ImageData, chosen: np.ndarray, share: float, seed: int, task: int) -> ImageData:
-    """The data set with training labels drawn uniformly from all classes: `share` of the chosen ones in each task."""
-    count, redrawn = len(data.train_labels), round(share * len(chosen))
+def draw_labels(data: ImageData, images: np.ndarray, share: float, seed: int, task: int) -> ImageData:
+    """Return the data set of a task with random labels, drawn uniformly from all classes.
 
-    def drawn(at: int) -> Tensor:
-        return torch.randint(data.num_classes, (count,), generator=seeding.generator(seed, "labels", at))
+    Args:
+        data: the run's data set.
+        images: indices of the training images.
+        share: share of these images for which each task draws a new label.
+        seed: seed of the run.
+        task: number of the task, from 0.
+    """
+    count, redrawn = len(data.train_labels), round(share * len(images))
 
-    if redrawn == len(chosen):
-        labels = drawn(task)
+    def labels_of_task(number: int) -> Tensor:
+        return torch.randint(data.num_classes, (count,), generator=seeding.generator(seed, "labels", number))
+
+    if redrawn == len(images):
+        labels = labels_of_task(task)
     else:
-        labels = drawn(0)
-        for at in range(1, task + 1):  # from the first task on, so that a resume makes the same
-            order = torch.randperm(len(chosen), generator=seeding.generator(seed, "redrawn labels", at))
-            pick = torch.from_numpy(chosen)[order[:redrawn]]
-            labels[pick] = drawn(at)[pick]
+        labels = labels_of_task(0)
+        # All earlier tasks' changes are made again, so that a resumed run has the same labels.
+        for number in range(1, task + 1):
+            order = torch.randperm(len(images), generator=seeding.generator(seed, "redrawn labels", number))
+            changed = torch.from_numpy(images)[order[:redrawn]]
+            labels[changed] = labels_of_task(number)[changed]
     return replace(data, train_labels=labels.to(data.train_labels.device))
 
 
 def pixel_order(pixels: int, share: float, seed: int, task: int) -> Tensor:
-    """Where each pixel of a task's images is taken from: in each task `share` of the places pass theirs on in a ring.
+    """Return for each pixel position of a task's images the position in the original images that it shows, (pixels,).
 
-    With all of them a task's order is drawn anew, whatever the order before.
+    Each task moves the pixels at `share` of the positions, drawn at random, to one another in a ring. If it moves all,
+    the task's order is drawn anew, whatever the order before.
     """
     moved = round(share * pixels)
     if moved == pixels:
         return torch.randperm(pixels, generator=seeding.generator(seed, "pixels", task))
     order = torch.randperm(pixels, generator=seeding.generator(seed, "pixels", 0))
-    for at in range(1, task + 1):
-        ring = torch.randperm(pixels, generator=seeding.generator(seed, "moved pixels", at))[:moved]
+    for number in range(1, task + 1):
+        ring = torch.randperm(pixels, generator=seeding.generator(seed, "moved pixels", number))[:moved]
         order[ring] = order[ring.roll(1)]
     return order
 
 
-def permute_pixels(data: ImageData, chosen: np.ndarray, tested: bool, share: float, seed: int, task: int) -> ImageData:
-    """The chosen training images, and the test images where these are tested, with their pixels in another order.
+def permute_pixels(data: ImageData, images: np.ndarray, tested: bool, share: float, seed: int, task: int) -> ImageData:
+    """Return the data set of a task, whose images have their pixels in another order.
 
-    All channels of a pixel stay together, so that the statistics that normalise the images remain right.
+    All channels of a pixel stay together, so that the statistics that normalise the images remain valid.
+
+    Args:
+        data: the run's data set.
+        images: indices of the training images.
+        tested: whether test images are used, so that they are permuted too.
+        share: share of the pixels that each task moves.
+        seed: seed of the run.
+        task: number of the task, from 0.
     """
     order = pixel_order(data.train_images[0, 0].numel(), share, seed, task).to(data.train_images.device)
 
-    def permuted(images: Tensor) -> Tensor:
-        return images.flatten(2)[:, :, order].view_as(images)
+    def permuted(original: Tensor) -> Tensor:
+        return original.flatten(2)[:, :, order].view_as(original)
 
-    pick = torch.from_numpy(chosen).to(data.train_images.device)
+    used = torch.from_numpy(images).to(data.train_images.device)
     return replace(
         data,
-        train_images=permuted(data.train_images[pick]),
-        train_labels=data.train_labels[pick],
+        train_images=permuted(data.train_images[used]),
+        train_labels=data.train_labels[used],
         test_images=permuted(data.test_images) if tested else data.test_images,
     )
 
 
 def slow_bits(tasks: int, flipping: int, flips: str, generator: torch.Generator) -> Tensor:
-    """The slow bits of each task, (tasks, flipping) uint8: between two tasks one of them flips, or all are redrawn."""
+    """Return the slow bits of each task, (tasks, flipping) uint8.
+
+    Between two tasks one of the bits flips (`flips` is "one"), or all are redrawn ("all").
+    """
     if flips == "all":
         return torch.randint(2, (tasks, flipping), dtype=torch.uint8, generator=generator)
-    bits = torch.randint(2, (flipping,), dtype=torch.uint8, generator=generator)
+    first_bits = torch.randint(2, (flipping,), dtype=torch.uint8, generator=generator)
     flipped = torch.randint(flipping, (tasks,), generator=generator)
     change = torch.zeros(tasks, flipping, dtype=torch.int64)
     change[range(1, tasks), flipped[1:]] = 1
-    return (bits + change.cumsum(0)).remainder(2).to(torch.uint8)
+    return (first_bits + change.cumsum(0)).remainder(2).to(torch.uint8)
 
 
 def draw_bits(data: ImageData, slow: Tensor, every: int, seed: int, task: int) -> ImageData:
-    """A task's examples: its slow bits, the others drawn for each example, and the targets of the run's network."""
+    """Return a task's data set of `every` examples: its slow bits, random other bits, and the network's targets."""
     assert isinstance(data, BitData)
     return data.examples(
         slow, every, target=seeding.generator(seed, "target"), bits=seeding.generator(seed, "bits", task)
     )
 
 
-def choose(data: ImageData, samples: int | None, seed: int) -> np.ndarray:
-    """Training images, drawn once for the whole run.
+def draw_training_images(data: ImageData, samples: int | None, seed: int) -> np.ndarray:
+    """Return the indices of the training images of a run, drawn from its seed; all if `samples` is None.
 
     Raises:
-        ConfigError: there are not as many.
+        ConfigError: there are fewer than `samples`.
     """
-    there = len(data.train_labels)
+    available = len(data.train_labels)
     if samples is None:
-        return np.arange(there)
-    if samples > there:
+        return np.arange(available)
+    if samples > available:
         raise ConfigError(
-            f"benchmark.samples={samples} is more than the {there} training images; benchmark.samples=null takes all"
+            f"benchmark.samples={samples} is more than the {available} training images; "
+            "benchmark.samples=null takes all"
         )
-    order: np.ndarray = torch.randperm(there, generator=seeding.generator(seed, "samples")).numpy()
+    order: np.ndarray = torch.randperm(available, generator=seeding.generator(seed, "samples")).numpy()
     return order[:samples]

@@ -1,4 +1,4 @@
-"""What is fixed before the first step of a vision run: options, data on the device, phases."""
+"""Everything about a vision run that is fixed before its first step: options, data on the device, phases."""
 
 import contextlib
 import copy
@@ -51,7 +51,7 @@ class VisionConfig(Trunk):
     lr: Positive = 1e-3
     batch_size: Width = 256
     eval_batch_size: Width = 2048
-    tuned: str = "auto"  # whose tuned values the method takes: conf/tuned
+    tuned: str = "auto"  # the setting whose tuned values the method takes, a file of conf/tuned
     holdout: Annotated[float, within(0, 0.9)] = 0.0  # share of the training images that is tested on instead
     augmentation: Annotated[str, one_of("none", "crop_flip")] = "none"  # of training batches: vision/data/augment.py
     grad_clip: Positive | None = 0.5
@@ -72,26 +72,38 @@ register("vision", VisionConfig)
 
 @dataclass
 class Task:
-    """What is fixed before the first step: data on the device, phases, options. Everything else is a `Learner`."""
+    """Everything that is fixed before the first step; what changes while a run trains is in the `Learner`.
 
-    config: VisionConfig  # plain, as a look into a DictConfig takes as long as a small operation
+    Attributes:
+        config: the options, as a plain dataclass, because reading a DictConfig takes as long as a small operation.
+        device: the device on which the run trains.
+        data: the run's data set, on the device.
+        benchmark: the benchmark.
+        phases: its phases on this data set.
+        model: the network at its initial weights. A template, like the method and the trigger: learners copy them.
+        method: the method, before the run.
+        trigger: the trigger, before the run; None if the method acts at boundaries.
+        changed: data sets of the latest phases that change the run's data set, by the phase's number.
+    """
+
+    config: VisionConfig
     device: torch.device
     data: ImageData
     benchmark: Benchmark
     phases: list[Phase]
-    model: nn.Module  # at its initial weights; it and the method are never used in training: learners take copies
+    model: nn.Module
     method: Method
-    trigger: Trigger | None  # never asked either
-    changed: dict[int, ImageData] = field(default_factory=dict)  # data of the newest phases that change the data set
+    trigger: Trigger | None
+    changed: dict[int, ImageData] = field(default_factory=dict)
 
-    METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # of each step, for triggers
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # numbers of each step that triggers can follow
 
     @classmethod
     def from_config(cls, config: DictConfig, data: ImageData | None = None) -> "Task":
         """Check the options, load the data unless they are given, build network and method; nothing is written.
 
         Raises:
-            ConfigError: an option is out of its range, the data are not there, or these things do not fit together.
+            ConfigError: an option is out of its range, the data are not there, or options do not fit together.
         """
         check_options(config)
         options = OmegaConf.to_object(config)
@@ -182,12 +194,12 @@ class Task:
             raise ConfigError(f"cuda_graph=true needs optimizer=adam or adamw, got {config.optimizer['name']}")
 
     def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """The weights of a network built as at the start of the run, from a seed of this moment."""
+        """Return the weights of a network that is built as at the start of the run, but from a seed of this moment."""
         with seeding.seeded(self.config.seed, "init", *moment):
             return {"model": build_model(self.config, self.data).state_dict()}
 
     def check_schedule(self) -> None:
-        """Raise a ConfigError where the authors' schedule would begin a phase at rate 0."""
+        """Raise a ConfigError if the authors' schedule would begin a phase at rate 0."""
         if not all(self.rate_factor(index, 0) for index in range(len(self.phases))):
             raise ConfigError(
                 f"schedule=reference begins at rate 0 with epochs={self.config.epochs} and these passes: take "
@@ -195,26 +207,26 @@ class Task:
             )
 
     def rate_factor(self, index: int, step: int) -> float:
-        """Of the base learning rate, for step `step` of phase `index`."""
+        """Return the factor of the base learning rate for step `step` of phase `index`."""
         phase, size, fraction = self.phases[index], self.config.batch_size, self.config.warmup
         if self.config.schedule == "warmup":
             return warmup(step, phase.steps(size), fraction)
-        earlier = sum(p.epochs for p in self.phases[:index])
-        number = step // phase.steps_per_pass(size)
-        return reference(number, phase.epochs, phase.passes_per_epoch, earlier, fraction)
+        earlier_epochs = sum(earlier.epochs for earlier in self.phases[:index])
+        number_of_pass = step // phase.steps_per_pass(size)
+        return reference(number_of_pass, phase.epochs, phase.passes_per_epoch, earlier_epochs, fraction)
 
     def check_takes_images(self) -> None:
-        """Refuse a network, on the CPU, that cannot take the images as they will be laid out in memory.
+        """Check, on the CPU, that the network can take the images as they will be laid out in memory.
 
         Raises:
-            ConfigError: with what the network says.
+            ConfigError: it cannot; with the network's own error.
         """
         images = self.probe(0, 1)[0].cpu()
         try:
             with torch.no_grad(), Net({"model": self.model}, {}).mode(training=False):
                 self.model(images)
                 if any(min(self.config.batch_size, len(phase.train)) == 1 for phase in self.phases):
-                    with torch.random.fork_rng():  # batch norm has no variance of one value
+                    with torch.random.fork_rng():  # a batch of one image, of which batch norm cannot take the variance
                         copy.deepcopy(self.model).train()(images)
         except Exception as error:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
@@ -222,26 +234,33 @@ class Task:
             raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers; of images that are no published set's, what they are, not where they lie."""
-        found, files, usual = identity(asdict(self.config)), self.config.dataset, self.config.paths.data
-        if not self.data.published or files.get("root", usual) != usual:
-            found["dataset"]["path"] = self.contents
-        return found
+        """Return everything that shapes the run's numbers.
+
+        Images that are not known to be a published data set's are represented by a digest instead of their folder.
+        """
+        run_identity, dataset, default_root = identity(asdict(self.config)), self.config.dataset, self.config.paths.data
+        if not self.data.published or dataset.get("root", default_root) != default_root:
+            run_identity["dataset"]["path"] = self.contents
+        return run_identity
 
     @functools.cached_property
     def contents(self) -> str:
-        """A digest of all images and labels; of a loader of the user's own also of what else it says of them."""
-        found, data = hashlib.sha256(), self.data
-        parts = [data.train_images, data.train_labels, data.test_images, data.test_labels]
+        """A digest of all images and labels; with a user's own loader also of statistics, dtypes and shapes."""
+        digest, data = hashlib.sha256(), self.data
+        tensors = [data.train_images, data.train_labels, data.test_images, data.test_labels]
         if str(self.config.dataset["_target_"]).rpartition(".")[0] != "vision.data":
-            parts += [data.mean, data.std, data.test_mean, data.test_std]
-            found.update(json.dumps([data.num_classes, [[str(p.dtype), list(p.shape)] for p in parts]]).encode())
-        for part in parts:
-            found.update(part.cpu().numpy().tobytes())
-        return found.hexdigest()
+            tensors += [data.mean, data.std, data.test_mean, data.test_std]
+            types = [[str(tensor.dtype), list(tensor.shape)] for tensor in tensors]
+            digest.update(json.dumps([data.num_classes, types]).encode())
+        for tensor in tensors:
+            digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of it that shapes the first phase, which is shared unless the method acts within it."""
+        """Return the part of the identity that shapes the first phase; None if its result cannot be shared.
+
+        Runs of several methods share a first phase in which no method acts.
+        """
         skips = self.config.skip_first_phase
         shared = len(self.phases) > 1 and not self.method_acts_in(0) and not self.asks_in(0) and not skips
         return without(self.identity(), ("method", "metrics", "trigger")) if shared else None
@@ -252,32 +271,32 @@ class Task:
         return self.phase_end(len(self.phases) - 1)
 
     def phase_end(self, index: int) -> int:
-        """The learner's step at which phase `index` ends."""
+        """Return the step of the run at which phase `index` ends."""
         return sum(phase.steps(self.config.batch_size) for phase in self.phases[: index + 1])
 
     def method_acts_in(self, phase: int) -> bool:
-        """Whether the method shapes what happens within `phase`."""
+        """Return whether the method's hooks are called within phase number `phase`."""
         return self.method.acts_within_phases and phase >= self.benchmark.methods_from_phase
 
     def asks_in(self, phase: int) -> bool:
-        """Whether the trigger is asked within `phase`."""
+        """Return whether the trigger is asked within phase number `phase`."""
         return self.trigger is not None and phase >= self.benchmark.methods_from_phase
 
     @property
     def steps_before_trigger(self) -> int:
-        """Optimizer steps before the first that a trigger is asked about."""
+        """Optimizer steps before the first step that the trigger is asked about."""
         return sum(phase.steps(self.config.batch_size) for phase in self.phases[: self.benchmark.methods_from_phase])
 
     @functools.cached_property
     def memory_format(self) -> torch.memory_format:
-        """The layout of images and filters in memory; the numbers' order, not their values."""
+        """The memory layout of images and filters."""
         if self.config.memory_format == "contiguous" or (self.device.type == "cpu" and has_narrow_shortcut(self.model)):
             return torch.contiguous_format
         return torch.channels_last
 
     @property
     def headline(self) -> str:
-        """The number of the summary that is shown and returned."""
+        """Name of the number in the summary that is shown and returned."""
         return self.benchmark.headline
 
     @property
@@ -290,14 +309,17 @@ class Task:
 
     @functools.cached_property
     def guessed(self) -> float | None:
-        """The share of the most frequent class in the last phase, and two standard errors; None: of no accuracy."""
+        """The accuracy that guessing could reach: the last phase's largest class as a share, plus 2 standard errors.
+
+        None if the headline is no accuracy, or the phase has no labels.
+        """
         if not self.headline.endswith("/accuracy"):
             return None
         index = len(self.phases) - 1
         data, phase = self.data_of(index), self.phases[index]
         tested = self.headline == "test/accuracy"
-        pick = on_device(phase.test if tested else phase.train, self.device)
-        labels = (data.test_labels if tested else data.train_labels)[pick]
+        samples = on_device(phase.test if tested else phase.train, self.device)
+        labels = (data.test_labels if tested else data.train_labels)[samples]
         if not len(labels):
             return None
         share = labels.bincount().max().item() / len(labels)
@@ -305,43 +327,44 @@ class Task:
 
     @property
     def classifies(self) -> bool:
-        """Whether labels are classes; else they are numbers, and the loss is the squared error."""
+        """Whether labels are classes; if not, they are numbers, and the loss is the squared error."""
         return not self.data.train_labels.is_floating_point()
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Mean over a batch of the cross-entropy of logits (b, classes), or of the squared error of outputs (b, 1)."""
+        """Return the mean cross-entropy of logits (b, classes), or the mean squared error of outputs (b, 1)."""
         return F.cross_entropy(outputs, labels) if self.classifies else F.mse_loss(outputs.squeeze(1), labels)
 
     def data_of(self, index: int) -> ImageData:
-        """The data set of phase `index`."""
+        """Return the data set of phase `index`, made from the run's if the phase changes it."""
         change = self.phases[index].change
         if change is None:
             return self.data
         if index not in self.changed:
+            # Of other phases only the neighbours are kept: accuracy on the task before is measured, too.
             self.changed = {i: data for i, data in self.changed.items() if abs(i - index) == 1}
             self.changed[index] = change(self.data)
         return self.changed[index]
 
-    def train_batch(self, index: int, pick: Tensor) -> tuple[Tensor, Tensor]:
-        """Training images (b, C, H, W) of phase `index`, normalised, and labels (b,) of these indices."""
+    def train_batch(self, index: int, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised training images (b, C, H, W) and labels (b,) of phase `index`, at these indices (b,)."""
         data = self.data_of(index)
-        images = data.train_images[pick].contiguous(memory_format=self.memory_format)
-        return data.normalise_train(images), data.train_labels[pick]
+        images = data.train_images[samples].contiguous(memory_format=self.memory_format)
+        return data.normalise_train(images), data.train_labels[samples]
 
-    def test_batch(self, index: int, pick: Tensor) -> tuple[Tensor, Tensor]:
-        """Test images (b, C, H, W) of phase `index`, normalised, and labels (b,) of these indices."""
+    def test_batch(self, index: int, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return normalised test images (b, C, H, W) and labels (b,) of phase `index`, at these indices (b,)."""
         data = self.data_of(index)
-        images = data.test_images[pick].contiguous(memory_format=self.memory_format)
-        return data.normalise_test(images), data.test_labels[pick]
+        images = data.test_images[samples].contiguous(memory_format=self.memory_format)
+        return data.normalise_test(images), data.test_labels[samples]
 
     def probe(self, index: int, number: int) -> tuple[Tensor, Tensor]:
-        """The first images of the test set, whatever the phase tests on; training images where it has no test set."""
+        """Return the first `number` test images and labels, of any class; training images if there is no test set."""
         if len(self.phases[index].test):
             return self.test_batch(index, torch.arange(min(number, len(self.data.test_labels)), device=self.device))
         return self.train_batch(index, on_device(self.phases[index].train[:number], self.device))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """bfloat16 where it is asked for."""
+        """Return a context in which the network computes in the precision of `precision=`."""
         return autocast(self.device, self.config.precision)
 
 
@@ -356,33 +379,35 @@ def open_data(config: DictConfig) -> ImageData:
 
 
 def on_device(indices: np.ndarray, device: torch.device) -> Tensor:
-    """Indices as a tensor where the data are."""
+    """Return indices as a tensor on the device of the data."""
     return torch.from_numpy(indices).to(device)
 
 
 def build_model(config: VisionConfig, data: ImageData) -> nn.Module:
-    """The network of `model=`, for the data's classes and image shape."""
-    also = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
+    """Build the network of `model=` for the data's classes and image shape, as far as its constructor takes these."""
+    data_arguments = {"num_classes": data.num_classes, "in_channels": data.in_channels, "image_size": data.image_size}
     accepted = inspect.signature(find_target("model", config.model)).parameters
+    arguments = {key: value for key, value in data_arguments.items() if key in accepted}
     options = {key: value for key, value in config.model.items() if key != "layout"}
-    model: nn.Module = build("model", options, nn.Module, **{key: also[key] for key in also if key in accepted})
+    model: nn.Module = build("model", options, nn.Module, **arguments)
     return model
 
 
 def has_narrow_shortcut(model: nn.Module) -> bool:
-    """Whether a strided 1x1 convolution reads fewer than 8 channels.
+    """Return whether a strided 1x1 convolution reads fewer than 8 channels.
 
-    On CPUs without AVX-512, oneDNN's gradient of such a filter from channels-last images writes past its buffer: wrong
-    numbers or a crash (oneDNN issue 6035, in torch 2.14).
+    On CPUs without AVX-512, oneDNN's gradient of such a filter from channels-last images writes past its buffer, which
+    gives wrong numbers or a crash (oneDNN issue 6035, in torch 2.14).
     """
     convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     return any(c.kernel_size == (1, 1) and c.stride != (1, 1) and c.in_channels < 8 for c in convolutions)
 
 
 def compiled(model: nn.Module, mode: str) -> nn.Module:
-    """The network for training passes, compiled anew: a method's hooks differ between phases.
+    """Return the network compiled for training passes, anew in each phase, as methods' hooks differ between phases.
 
-    Not in `vision.train`: launchers pickle what a main program names, and `torch.compiler.config` cannot be pickled.
+    This is not in `vision.train` because launchers pickle what a main program names, and `torch.compiler.config` cannot
+    be pickled.
     """
     torch.compiler.reset()
     return torch.compile(model, mode=mode)  # type: ignore[return-value]

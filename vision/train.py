@@ -1,6 +1,7 @@
 """Continual vision (the paper's figure 2, and streams of tasks): `python -m vision.train method=base,fire -m`.
 
-A stream of phases; a method acts at each boundary between two, and may act within them. Read from `main` down.
+A run is a stream of phases. A method acts at each boundary between two phases, and may act within them. Read the file
+from `main` down.
 """
 
 import contextlib
@@ -39,17 +40,23 @@ from vision.phase import (
 from vision.task import Task, compiled, open_data
 from vision.trained import load
 
-SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # beside the progress bar
+SHOWN = ("phase", "epoch", "train/loss", "train/accuracy", "test/accuracy")  # numbers shown at the progress bar
 
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="vision")
 def main(config: DictConfig) -> float:
-    """Train one configuration to its end; returns the benchmark's headline, which `hydra/sweeper=optuna` optimises."""
+    """Train one configuration and return the benchmark's headline, the number that `hydra/sweeper=optuna` optimises."""
     return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
+    """Train from a checkpoint's state up to a phase.
+
+    Args:
+        task: the task of the run.
+        run: the run's folder.
+        state: state of a checkpoint; None starts the run.
+        stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
@@ -113,9 +120,9 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
-    """Let the method act before the phase that begins, or where the trigger fired, and measure what it did.
+    """Let the method act before the phase that begins, or because the trigger fired, and measure what it did.
 
-    Where a trigger fired the optimizer stays, with what the method leaves of its state.
+    If the trigger fired, the optimizer goes on with the state that the method leaves it.
     """
     act_at_boundary(
         task,
@@ -129,10 +136,16 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
 
 
 def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts: bool) -> Tensor:
-    """One optimizer step on images and labels; `acts`: with the method's penalty and its hooks around the step.
+    """Make one optimizer step.
+
+    Args:
+        task: the task of the run.
+        learner: the learner.
+        batch: images (b, C, H, W) and labels (b,).
+        acts: whether to add the method's penalty and call its hooks around the step.
 
     Returns:
-        The task's loss, on the device.
+        The task's loss, a scalar on the device.
     """
     config, optimizer, (images, labels) = task.config, learner.optimizer, batch
     with task.autocast():
@@ -141,19 +154,20 @@ def train_step(task: Task, learner: Learner, batch: tuple[Tensor, Tensor], acts:
     on_cpu = task.device.type == "cpu"  # on a GPU, reading a loss or a norm at each step would make it wait
     if on_cpu:
         check_finite(learner.step, loss.detach())
-    trained = [p for group in optimizer.param_groups for p in group["params"]]  # quicker than a walk through modules
+    # Faster than going through the modules, and than zero_grad, which matters for small networks.
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in trained:
-        parameter.grad = None  # quicker than zero_grad, which matters for small networks
+        parameter.grad = None
     loss.backward()
     if acts:
         with learner.method_meter:
             if (penalty := learner.method.penalty(learner.net)) is not None:
                 if on_cpu:
                     check_finite(learner.step, penalty.detach())
-                penalty.backward()  # on its own, so that its time is the method's
+                penalty.backward()  # a backward of its own, so that its time is counted as the method's
     if config.grad_clip is not None:
         norm = nn.utils.clip_grad_norm_(trained, config.grad_clip)
-        if on_cpu:  # without clipping, a bad gradient shows in the next step's loss
+        if on_cpu:  # without clipping, a gradient that is not finite shows in the next step's loss
             check_finite(learner.step, norm)
     if acts:
         with learner.method_meter:

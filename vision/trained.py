@@ -1,4 +1,4 @@
-"""A trained vision run, for `harness.load`."""
+"""Load the network of a trained vision run, for `harness.load`."""
 
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ from vision.task import Task
 
 
 def load(task: Task, state: dict[str, Any]) -> Trained:
-    """The classifier of a state, with the normalisation of its test images."""
+    """Return the network of a checkpoint's state, with the normalisation of its test images."""
     learner = Learner.new(task)
     learner.load_networks(state)
     learner.phase, learner.step = state["phase"], state["step"]
@@ -31,5 +31,5 @@ def load(task: Task, state: dict[str, Any]) -> Trained:
 
 
 def normalised(task: Task, images: Tensor) -> Tensor:
-    """Stored images, uint8 (n, C, H, W), as the network takes them: float32, by the statistics of the test images."""
+    """Normalise stored images, uint8 (n, C, H, W), by the statistics of the test images; float32 (n, C, H, W)."""
     return task.data.normalise_test(images.to(task.device)).contiguous(memory_format=task.memory_format)

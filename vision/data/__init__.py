@@ -1,4 +1,4 @@
-"""Data sets: functions named by a config's `_target_`, which return an `ImageData`."""
+"""Data sets: the functions that `_target_` in `conf/dataset` names, each of which returns an `ImageData`."""
 
 from vision.data.bits import load_bits
 from vision.data.cifar import load_cifar10, load_cifar100

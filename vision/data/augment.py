@@ -12,7 +12,7 @@ def crop_and_flip(images: Tensor, border: Tensor, generator: torch.Generator) ->
     Args:
         images: (b, C, H, W).
         border: (C, 1, 1), the value of the pixels that a shift brings in; a black pixel in the images' own units.
-        generator: on the CPU, so that the draws are the same on all devices.
+        generator: a CPU generator, so that the draws are the same on all devices.
 
     Returns:
         Images of the same shape, channels last in memory.

@@ -37,9 +37,10 @@ def load_cifar10(root: Place = "data", download: bool = False, test_statistics: 
 
 @checked
 def load_cifar100(root: Place = "data", download: bool = False, test_statistics: Statistics = "train") -> ImageData:
-    """CIFAR-100 (Krizhevsky 2009): as CIFAR-10 with 100 classes, in `cifar-100-python`.
+    """CIFAR-100 (Krizhevsky 2009): 32x32 images as in CIFAR-10, in 100 classes, from `cifar-100-python`.
 
-    The authors' code has `test_statistics=test` here (and only here).
+    Arguments, result and errors are those of `load_cifar10`. The FIRE authors' code has `test_statistics=test` here
+    (and only here).
     """
     from torchvision import datasets  # here, as torchvision takes seconds to import
 

@@ -1,4 +1,4 @@
-"""Image files to one uint8 tensor, in parallel, with a cache on disk."""
+"""Decode image files into one uint8 tensor, in parallel, with a cache on disk."""
 
 import hashlib
 import json
@@ -21,16 +21,16 @@ from harness.config.errors import ConfigError
 from harness.run.contents import states
 
 log = logging.getLogger(__name__)
-# Those of torchvision's ImageFolder; others (EPS) would start external programs.
+# The formats of torchvision's ImageFolder. Pillow would start external programs for some others (EPS).
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
-BACKGROUND = (255, 255, 255)  # behind transparent pixels
-FORMAT = 5  # of cached images; raise it when `decode` gives other pixels
-SPLITS = ("train_images", "test_images")
+BACKGROUND = (255, 255, 255)  # colour behind transparent pixels
+FORMAT = 5  # version of cached images; raise it when `decode` gives other pixels
+SPLITS = ("train_images", "test_images")  # names of the tensors in a cache file
 Samples = Sequence[tuple[Path, int]]  # files with their labels
 
 
 def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
-    """Read images; one of another size is cut to its central square and resized.
+    """Read image files; an image of another size is cut to its central square and resized.
 
     EXIF orientation is applied, transparent pixels are shown on white, palettes are looked up. Grey of 16 bits is
     refused; Pillow reads colour of 16 bits by its high byte.
@@ -54,8 +54,8 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
                 raise OSError("no regular file")
             with Image.open(files[i], formats=FORMATS) as file:
                 ImageOps.exif_transpose(file, in_place=True)
-                image = _flat(file).convert("RGB" if in_channels == 3 else "L")
-        # Pillow's ways to say that a file is damaged or too large.
+                image = _without_transparency(file).convert("RGB" if in_channels == 3 else "L")
+        # Pillow raises all of these for files that are damaged or too large.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             raise ConfigError(f"image {files[i]} cannot be read ({error}): replace or remove it") from error
         if image.size != (image_size, image_size):
@@ -69,11 +69,11 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _flat(image: Image.Image) -> Image.Image:
-    """An image without transparency.
+def _without_transparency(image: Image.Image) -> Image.Image:
+    """Return an image with its transparent pixels on white.
 
     Raises:
-        ValueError: it has more than 8 bits a channel, of which no value is known to be white.
+        ValueError: the image has more than 8 bits a channel, so that it is not known which value is white.
     """
     if image.mode == "F" or image.mode.startswith("I"):
         raise ValueError(f"its pixels are of Pillow's mode {image.mode}: save it with 8 bits")
@@ -90,15 +90,18 @@ def decoded(
     cache: Path | None,
     spare: Path | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Images and labels of both splits; decoded once and kept in a file.
+    """Return images and labels of both splits, from a cache file if there is one for these files.
 
     Args:
-        train: training files.
-        test: test files.
+        train: training files with their labels.
+        test: test files with their labels.
         image_size: see `decode`.
         in_channels: see `decode`.
-        cache: the file; None: none.
-        spare: folder for it if its own cannot be written.
+        cache: path of the cache file, which is written if needed; None decodes at every call.
+        spare: folder for the cache file if its own cannot be written.
+
+    Returns:
+        For each split, uint8 images (N, in_channels, image_size, image_size) and int64 labels (N,).
 
     Raises:
         ConfigError: a file cannot be read.
@@ -117,46 +120,47 @@ def decoded(
 
 
 def fingerprint(files: Sequence[Path], *what: object) -> str:
-    """A hash of what the system says of the files (`harness.run.contents.states`), and of what is made of them."""
+    """Return a hash of the files' names, sizes and times (`harness.run.contents.states`) and of the options `what`."""
     return hashlib.sha256(json.dumps([FORMAT, what, states(files)]).encode()).hexdigest()
 
 
 def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """What `make` makes, kept in a safetensors file as long as `key` stays the same.
+    """Return the tensors of `make`, read from a safetensors file if it holds those of this `key`.
 
-    A file that is damaged or has another key is made again; a folder that cannot be written gives a warning.
+    A file that is missing, damaged or of another key is written anew; a folder that cannot be written gives a warning.
 
     Args:
         path: the cache file.
-        key: a fingerprint of what the tensors depend on.
+        key: a fingerprint of everything that the tensors depend on.
         make: makes the tensors.
 
     Returns:
         The tensors by name.
     """
-    if (found := _read(path, key)) is not None:
-        return found
+    if (cached_tensors := _read_cache(path, key)) is not None:
+        return cached_tensors
     tensors = None
-    part = path.with_name(path.name + ".part")
+    partial_file = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
-            if (found := _read(path, key)) is not None:  # another process was faster
-                return found
+            if (cached_tensors := _read_cache(path, key)) is not None:  # another process was faster
+                return cached_tensors
             tensors = make()
-            save_file(tensors, part, metadata={"key": key})
-            part.replace(path)
+            save_file(tensors, partial_file, metadata={"key": key})
+            partial_file.replace(path)
     except (OSError, SafetensorError) as error:
         log.warning("cannot cache the decoded images at %s (%s): they are decoded at every start", path, error)
-        part.unlink(missing_ok=True)
+        partial_file.unlink(missing_ok=True)
     return make() if tensors is None else tensors
 
 
-def _read(path: Path, key: str) -> dict[str, Tensor] | None:
+def _read_cache(path: Path, key: str) -> dict[str, Tensor] | None:
+    """Return the tensors of a cache file; None if it is missing, damaged or of another key."""
     try:
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("key") == key:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (OSError, SafetensorError):
-        pass  # absent or damaged: made again
+        pass  # the file is missing or damaged, and will be written anew
     return None

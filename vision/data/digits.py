@@ -19,7 +19,7 @@ SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
 
 @functools.cache
 def packaged() -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels as the package has them, read once; nobody writes into them."""
+    """Return images (1797, 64) and labels (1797,) as scikit-learn has them; read once, so they must not be changed."""
     pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
     return pixels, labels
 
@@ -30,12 +30,13 @@ def load_digits(
     pixel_noise: Annotated[float, within(0, 1000)] = 0.0,
     noise_seed: Seed = 0,
 ) -> ImageData:
-    """Digits of 8x8 pixels in ten classes (Alpaydin and Kaynak 1998; in scikit-learn), split stratified.
+    """Handwritten digits of 8x8 pixels in ten classes (Alpaydin and Kaynak 1998; in scikit-learn), split by class.
 
     Args:
-        train_size: training images; the rest of the 1,797 test. The split is the same for every seed.
-        pixel_noise: deviation of Gaussian noise on all images, as a fraction of the brightest pixel.
-        noise_seed: of the noise, drawn once, so that every run sees the same data.
+        train_size: number of training images; the rest of the 1,797 is the test set. The split is the same for every
+            seed.
+        pixel_noise: standard deviation of Gaussian noise on all images, as a fraction of the brightest pixel.
+        noise_seed: seed of the noise, which is drawn once, so that every run has the same data.
 
     Returns:
         uint8 images (N, 1, 8, 8) with values from 0 to 16.
@@ -59,10 +60,10 @@ def noisy_pixels(images: Tensor, sigma: float, seed: int) -> Tensor:
     Args:
         images: uint8 (N, C, H, W).
         sigma: standard deviation of the noise, as a fraction of `BRIGHTEST`.
-        seed: of the noise.
+        seed: seed of the noise.
 
     Returns:
-        New uint8 images.
+        New uint8 images (N, C, H, W).
     """
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(images.shape, generator=generator) * (sigma * BRIGHTEST)

@@ -1,4 +1,4 @@
-"""Published archives: fetched, checked and unpacked by one process at a time; an error says what to do."""
+"""Fetch, check and unpack published archives, one process at a time; error messages say what to do."""
 
 import hashlib
 import os
@@ -14,18 +14,19 @@ from harness.config.errors import ConfigError, one_line
 
 
 def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, dataset: str) -> Path:
-    """The unpacked folder of a published archive: found, or unpacked from the archive, or downloaded first.
+    """Return the folder of a published archive, after unpacking and downloading the archive if needed.
 
     Args:
-        folder: the top folder of the archive, beside it.
+        folder: the folder into which the archive unpacks, beside it.
         archive: a .zip or .tar.gz file.
-        url: where it is published.
+        url: address at which it is published.
         md5: its published checksum.
-        download: whether to try the network.
-        dataset: name for messages.
+        download: whether it may be downloaded.
+        dataset: name of the data set, for messages.
 
     Raises:
-        ConfigError: nothing is there and nothing may be downloaded, or the download or the archive is bad.
+        ConfigError: folder and archive are missing and may not be downloaded, the download fails, or the archive is
+            damaged.
     """
     if folder.is_dir():
         return folder
@@ -52,16 +53,16 @@ def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, da
 
 
 def md5_of(path: Path) -> str:
-    """The MD5 checksum of a file, in hexadecimal."""
+    """Return the MD5 checksum of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 
 def fetch(url: str, path: Path, md5: str) -> None:
-    """Download a file, which is called `<path>.part` until its checksum is right.
+    """Download a file, which is called `<path>.part` until its checksum has been verified.
 
     Raises:
-        ConfigError: no answer, an interrupted answer, or a wrong checksum.
+        ConfigError: there is no answer, the download was interrupted, or the checksum is wrong.
     """
     from torchvision.datasets.utils import download_url  # here, as torchvision takes seconds to import
 
@@ -74,7 +75,7 @@ def fetch(url: str, path: Path, md5: str) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive, whose checksum was right, with one top folder; `folder` is complete or absent."""
+    """Unpack a verified archive with one top folder, such that `folder` appears only when it is complete."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         filters = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")  # Python 3.11.2 (Debian 12) has none
         shutil.unpack_archive(archive, scratch, **({"filter": "data"} if filters else {}))  # type: ignore[arg-type]

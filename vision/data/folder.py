@@ -1,4 +1,4 @@
-"""Your own images, in a folder for each class."""
+"""Load your own images from a folder for each class."""
 
 import hashlib
 import logging
@@ -17,7 +17,8 @@ from vision.data.decode import decoded
 from vision.data.images import ImageData, Statistics
 
 log = logging.getLogger(__name__)
-ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # as torchvision's ImageFolder
+# The endings that torchvision's ImageFolder accepts.
+ENDINGS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
 @checked
@@ -29,18 +30,18 @@ def load_folder(
     cache: bool = True,
     spare: Place | None = None,
 ) -> ImageData:
-    """Images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
+    """Load images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
 
-    Hidden and system files, and files that are no images, are left out; one line of the log counts them, and another
-    the test images that are training images too.
+    Hidden and system files, and files that are no images, are left out. One line of the log counts them; another warns
+    of test images that are training images too.
 
     Args:
         path: folder that has `train` and `test` (or `val`).
         image_size: height and width in pixels; other images are cut to their central square and resized.
         in_channels: 3 for colour, 1 for grey.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
-        cache: whether to keep the decoded images in `path`, which saves the decoding at every start.
-        spare: folder where they are kept if `path` cannot be written.
+        cache: whether to store the decoded images in `path`, which saves the decoding at every start.
+        spare: folder where they are stored if `path` cannot be written.
 
     Returns:
         uint8 images (N, in_channels, image_size, image_size).
@@ -68,22 +69,22 @@ def load_folder(
         left_out.add("folders that are not needed beside test", "val")
     if str(left_out):
         log.info("dataset.path=%s: left out are %s", path, left_out)
-    kept = base / f"decoded-{image_size}x{in_channels}.safetensors" if cache else None
-    images = decoded(train, test, image_size, in_channels, kept, None if spare is None else expanded(spare))
-    if twice := number_in_both(images[0][0], images[1][0]):
+    cache_file = base / f"decoded-{image_size}x{in_channels}.safetensors" if cache else None
+    splits = decoded(train, test, image_size, in_channels, cache_file, None if spare is None else expanded(spare))
+    if duplicates := number_in_both(splits[0][0], splits[1][0]):
         log.warning(
             "dataset.path=%s: %d of %d test images have the pixels of a training image: they measure memory",
             path,
-            twice,
+            duplicates,
             len(test),
         )
-    return ImageData.of(*images, len(classes), test_statistics)
+    return ImageData.of(*splits, len(classes), test_statistics)
 
 
 def number_in_both(train: Tensor, test: Tensor) -> int:
-    """How many test images are equal to a training image, pixel by pixel: (N, C, H, W) and (M, C, H, W)."""
-    known = set(map(_digest, train))
-    return sum(_digest(image) in known for image in test)
+    """Return how many test images (M, C, H, W) are equal, pixel by pixel, to a training image of (N, C, H, W)."""
+    training_digests = set(map(_digest, train))
+    return sum(_digest(image) in training_digests for image in test)
 
 
 def _digest(image: Tensor) -> bytes:
@@ -91,13 +92,13 @@ def _digest(image: Tensor) -> bytes:
 
 
 def _samples(split: Path, classes: Sequence[str], left_out: LeftOut) -> list[tuple[Path, int]]:
-    """Image files below a split's folder, with their class numbers, in an order that is always the same.
+    """Return the image files below a split's folder with their class numbers, in an order that is always the same.
 
     Raises:
         ConfigError: a class has no images.
     """
     by_class: dict[str, list[Path]] = {name: [] for name in classes}
-    others: dict[str, set[str]] = {name: set() for name in classes}  # endings of a class's files that are no images
+    other_endings: dict[str, set[str]] = {name: set() for name in classes}  # of a class's files that are no images
     for file in files_below(split, left_out):
         name = file.relative_to(split).parts[0]
         if name not in by_class:
@@ -106,16 +107,17 @@ def _samples(split: Path, classes: Sequence[str], left_out: LeftOut) -> list[tup
             by_class[name].append(file)
         else:
             left_out.add("files that are no images", file.suffix or file.name)
-            others[name].add(file.suffix or file.name)
+            other_endings[name].add(file.suffix or file.name)
     empty = [name for name in classes if not by_class[name]]
     if not classes or len(empty) == len(classes):
         raise ConfigError(f"{split} has no images: put them at {split}/<class>/<image>.png (or .jpg, ...)")
     if empty:
-        instead = f", only {', '.join(sorted(others[empty[0]]))}" if others[empty[0]] else ""
+        instead = f", only {', '.join(sorted(other_endings[empty[0]]))}" if other_endings[empty[0]] else ""
         raise ConfigError(
             f"{split} has no images of {', '.join(empty)}{instead}: put some there ({', '.join(ENDINGS)}), or remove "
             "the class from both splits"
         )
     samples = [(file, number) for number, name in enumerate(classes) for file in by_class[name]]
-    mixed = RandomState(0).permutation(len(samples))  # else the first images, which are measured, are of one class
-    return [samples[i] for i in mixed]
+    # Shuffled, because plasticity is measured on the first images, which would otherwise be of one class.
+    order = RandomState(0).permutation(len(samples))
+    return [samples[i] for i in order]

@@ -1,4 +1,4 @@
-"""A data set as whole tensors: decoded once, kept in memory, on the device when it fits."""
+"""Image data sets, held in memory as whole tensors."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from fire_core.ranges import Count, checked, one_of
 from harness.config.errors import ConfigError
 
-Statistics = Annotated[str, one_of("train", "test")]  # that normalise test images
+Statistics = Annotated[str, one_of("train", "test")]  # the split whose mean and deviation normalise the test images
 
 
 @dataclass(frozen=True)
@@ -17,17 +17,17 @@ class ImageData:
     """Training and test images as stored, and the statistics that normalise them.
 
     Attributes:
-        train_images: uint8, or float32 where a user's own are floats, (N, C, H, W).
+        train_images: (N, C, H, W), uint8, or float32 if a user's own images are floats.
         train_labels: int64 (N,).
-        test_images: likewise (M, C, H, W).
+        test_images: (M, C, H, W), of the dtype of the training images.
         test_labels: int64 (M,).
         num_classes: labels are in [0, num_classes).
-        mean: float32 (C, 1, 1), of the training images, in the units of the stored pixels.
-        std: float32 (C, 1, 1), likewise.
-        test_mean: what the test images are centred by; `mean` unless a preset says otherwise.
-        test_std: what the test images are divided by; `std` unless a preset says otherwise.
-        published: whether these are known to be the images of a published set, by its digests or as a package brings
-            them. Then the set's name says what they are; else their content is part of what a run is.
+        mean: mean of the training images, float32 (C, 1, 1), in the units of the stored pixels.
+        std: standard deviation of the training images, float32 (C, 1, 1).
+        test_mean: mean that is subtracted from the test images; `mean` unless a preset says otherwise.
+        test_std: deviation by which the test images are divided; `std` unless a preset says otherwise.
+        published: whether these are known to be the images of a published set, by its digests or because a package
+            brings them. If so, a run is identified by the set's name, otherwise by a digest of the images.
     """
 
     train_images: Tensor
@@ -50,17 +50,17 @@ class ImageData:
         num_classes: Count,
         test_statistics: Statistics = "train",
     ) -> "ImageData":
-        """From images and labels of both splits.
+        """Return a data set of these images and labels, with the statistics that normalise them.
 
         Args:
-            train: images (N, C, H, W), uint8 or floats of any range, which are normalised all the same; integer labels
+            train: training images (N, C, H, W), uint8 or floats of any range, which are normalised too; integer labels
                 (N,) in [0, num_classes).
-            test: the same for the test split.
-            num_classes: labels are in [0, num_classes).
-            test_statistics: `train`, or `test`: test images are normalised by their own mean and deviation.
+            test: test images and labels.
+            num_classes: number of classes.
+            test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
 
         Raises:
-            ValueError: images or labels are of another shape, type or range, or `test_statistics` is unknown.
+            ValueError: images or labels have another shape, type or range, or `test_statistics` is unknown.
         """
         for split, (images, labels) in (("train", train), ("test", test)):
             _check(split, images, labels, num_classes)
@@ -71,7 +71,7 @@ class ImageData:
 
     @property
     def in_channels(self) -> int:
-        """Channels of an image."""
+        """Number of channels of an image."""
         return self.train_images.shape[1]
 
     @property
@@ -80,40 +80,44 @@ class ImageData:
         return self.train_images.shape[2]
 
     def normalise_train(self, images: Tensor) -> Tensor:
-        """Stored training images (n, C, H, W) as float32, centred and scaled on the device where they are."""
+        """Return stored training images (n, C, H, W) as float32, centred and scaled, on their own device."""
         return images.to(torch.float32, copy=True).sub_(self.mean).div_(self.std)
 
     def normalise_test(self, images: Tensor) -> Tensor:
-        """Stored test images (n, C, H, W) as float32, centred and scaled on the device where they are."""
+        """Return stored test images (n, C, H, W) as float32, centred and scaled, on their own device."""
         return images.to(torch.float32, copy=True).sub_(self.test_mean).div_(self.test_std)
 
     def held_out(self, share: float) -> "ImageData":
-        """The data set to choose options by: this share of each class's training images is tested on instead.
+        """Return a data set for choosing options, whose test set is a share of each class's training images.
 
-        They are the same in all runs of a search.
+        The held-out images are the same in all runs of a search. At least one image of each class stays in the training
+        set, and at least one is held out.
 
         Raises:
-            ConfigError: a class has one image.
+            ConfigError: a class has only one image.
         """
         order = torch.randperm(len(self.train_labels), generator=torch.Generator().manual_seed(0))
-        tested = torch.zeros(len(order), dtype=torch.bool)
+        held_out = torch.zeros(len(order), dtype=torch.bool)
         for label in self.train_labels.unique():
             members = order[self.train_labels[order] == label]
             if len(members) == 1:
                 raise ConfigError(f"holdout={share}: the class {label} has one training image")
-            tested[members[: min(max(1, round(share * len(members))), len(members) - 1)]] = True
-        train, test = ((self.train_images[part], self.train_labels[part]) for part in (~tested, tested))
+            number = min(max(1, round(share * len(members))), len(members) - 1)
+            held_out[members[:number]] = True
+        train, test = ((self.train_images[mask], self.train_labels[mask]) for mask in (~held_out, held_out))
         statistics = "train" if torch.equal(self.test_mean, self.mean) else "test"
         return replace(ImageData.of(train, test, self.num_classes, statistics), published=self.published)
 
     def to(self, device: torch.device | str) -> "ImageData":
-        """The same data set on `device`."""
-        moved: dict[str, Any] = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        """Return the data set with all its tensors on `device`."""
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
 
 
 def _check(split: str, images: Tensor, labels: Tensor, num_classes: int) -> None:
-    """Raise a ValueError for images or labels of a split that a network cannot be trained on."""
+    """Raise a ValueError if a network cannot be trained on these images or labels of a split."""
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise ValueError(f"{split} images must be uint8 or floats, got {images.dtype}: convert them")
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
@@ -132,7 +136,7 @@ def _check(split: str, images: Tensor, labels: Tensor, num_classes: int) -> None
 
 
 def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of every channel over all pixels of all images.
+    """Return the mean and the standard deviation of every channel over all pixels of all images.
 
     Args:
         images: uint8 or float32 (N, C, H, W).
@@ -141,13 +145,13 @@ def channel_statistics(images: Tensor) -> tuple[Tensor, Tensor]:
         Two float32 tensors (C, 1, 1). A constant channel gets the deviation 1, so that it becomes 0.
     """
     if images.is_floating_point():
-        exact = images.transpose(0, 1).flatten(1).double()  # (C, N H W)
-        deviation = exact.std(dim=1, correction=0)
+        pixels = images.transpose(0, 1).flatten(1).double()  # (C, N H W)
+        deviation = pixels.std(dim=1, correction=0)
         std = torch.where(deviation > 0, deviation, 1.0)
-        return exact.mean(dim=1).float()[:, None, None], std.float()[:, None, None]
-    counts = torch.stack(  # exact: a histogram of the 256 values for each channel
-        [torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])]
-    ).double()  # (C, 256)
+        return pixels.mean(dim=1).float()[:, None, None], std.float()[:, None, None]
+    # A histogram of the 256 values of each channel, (C, 256), gives exact sums.
+    histograms = [torch.bincount(images[:, c].flatten(), minlength=256) for c in range(images.shape[1])]
+    counts = torch.stack(histograms).double()
     values = torch.arange(256, dtype=torch.float64)
     total = counts.sum(dim=1)
     mean = counts @ values / total

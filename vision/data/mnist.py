@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from their files in the idx format, as published or unpacked, without augmentation."""
+"""Load MNIST and Fashion-MNIST from their idx files, packed as published or unpacked."""
 
 import gzip
 import hashlib
@@ -21,13 +21,15 @@ from vision.data.images import ImageData, Statistics
 
 log = logging.getLogger(__name__)
 MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist/"
-MD5 = {  # of the published archives
+# MD5 of MNIST's published archives.
+MD5 = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
     "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
 }
-# MD5 of the unpacked files, whichever program has packed them, by data set. All three have files of the same names.
+# MD5 of the unpacked files of each data set, which do not depend on the program that has packed them. The files of all
+# data sets have the same names.
 PUBLISHED = {
     "mnist": {
         "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
@@ -42,7 +44,8 @@ PUBLISHED = {
         "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
     },
 }
-ARCHIVES = {  # MD5 of the packed files of sets that are only known packed
+# MD5 of the packed files of data sets whose unpacked digests are not known.
+ARCHIVES = {
     "kmnist": {
         "train-images-idx3-ubyte": "bdb82020997e1d708af4cf47b453dcf7",
         "train-labels-idx1-ubyte": "e144d726b3acfaa3e44228e80efcd344",
@@ -74,19 +77,26 @@ def load_mnist(root: Place = "data", download: bool = False, test_statistics: St
     hint = f"put {MIRROR}{{}} and the other three files into {places[0]}, or let dataset.download=true fetch them"
     if download:
         for archive in MD5:
-            if _found(places, archive) is None:
+            if _find_file(places, archive) is None:
                 _fetch(places[0], archive)
     return _load("mnist", places, hint, test_statistics)
 
 
 @checked
 def load_fashion_mnist(root: Place = "data", test_statistics: Statistics = "train") -> ImageData:
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): clothes, in sizes as MNIST; errors as there.
+    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, arXiv 1708.07747): images of clothes, in MNIST's sizes and numbers.
 
     Args:
-        root: folder of the four files, in `FashionMNIST/raw` (torchvision's place) or itself, packed (.gz) or not; if
+        root: folder of the four files, in `FashionMNIST/raw` (torchvision's place) or itself, packed (.gz) or not. If
             they are not there, those of Debian's package are taken.
-        test_statistics: as of `load_mnist`.
+        test_statistics: see `load_mnist`.
+
+    Returns:
+        uint8 images (N, 1, 28, 28).
+
+    Raises:
+        ConfigError: see `load_mnist`.
+        ValueError: if `test_statistics` is unknown.
     """
     places = [expanded(root) / "FashionMNIST" / "raw", expanded(root), DEBIAN]
     hint = f"apt-get install dataset-fashion-mnist brings it, or put {{}} and the other three into {places[0]}"
@@ -94,47 +104,54 @@ def load_fashion_mnist(root: Place = "data", test_statistics: Statistics = "trai
 
 
 def _load(name: str, places: Sequence[Path], hint: str, test_statistics: str) -> ImageData:
-    """The data set whose files lie in these folders; `hint` says what to do where one does not."""
+    """Return the data set whose files lie in the first of these folders that has them.
+
+    Args:
+        name: name of the data set.
+        places: folders.
+        hint: what the user can do if a file is missing; {} stands for its name.
+        test_statistics: see `load_mnist`.
+    """
     files = dict[str, tuple[Path, bytes]]()
     for archive in MD5:
-        if (path := _found(places, archive)) is None:
+        if (path := _find_file(places, archive)) is None:
             raise ConfigError(f"dataset={name} is not there: {hint.format(archive)}; dataset.root= looks elsewhere")
         files[archive.removesuffix(".gz")] = path, _unpacked(path)
-    other = [file for file, (path, content) in files.items() if not _is_published(name, file, path, content)]
+    changed = [file for file, (path, content) in files.items() if not _is_published(name, file, path, content)]
     data = ImageData.of(_split(files, "train"), _split(files, "t10k"), 10, test_statistics)
-    if other:
+    if changed:
         log.warning(
             "dataset=%s: %s is not the published file (its MD5 is another): what is in it is part of what the run is",
             name,
-            files[other[0]][0],
+            files[changed[0]][0],
         )
-    return replace(data, published=not other)
+    return replace(data, published=not changed)
 
 
 def _is_published(name: str, file: str, path: Path, content: bytes) -> bool:
-    """Whether a file is the data set's own, by its digest.
+    """Return whether a file is the published one of the data set `name`, by its digest.
 
     Raises:
-        ConfigError: it is the file of another set.
+        ConfigError: it is the file of another data set.
     """
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if PUBLISHED[name][file] == digest:
         return True
-    whose = next((known for known, digests in PUBLISHED.items() if digests[file] == digest), None)
-    if whose is None and path.suffix == ".gz":
-        packed = md5_of(path)
-        whose = next((known for known, digests in ARCHIVES.items() if digests[file] == packed), None)
-    if whose is not None:
-        here = f": take dataset={whose}" if whose in PUBLISHED else ""
+    owner = next((dataset for dataset, digests in PUBLISHED.items() if digests[file] == digest), None)
+    if owner is None and path.suffix == ".gz":
+        packed_digest = md5_of(path)
+        owner = next((dataset for dataset, digests in ARCHIVES.items() if digests[file] == packed_digest), None)
+    if owner is not None:
+        advice = f": take dataset={owner}" if owner in PUBLISHED else ""
         raise ConfigError(
-            f"{path} is {TITLES[whose]}'s and not {TITLES[name]}'s, whose files are called alike{here}; "
+            f"{path} is {TITLES[owner]}'s and not {TITLES[name]}'s, whose files are called alike{advice}; "
             "dataset.root= looks elsewhere"
         )
     return False
 
 
 def _split(files: Mapping[str, tuple[Path, bytes]], part: str) -> tuple[Tensor, Tensor]:
-    """Images and labels of `train` or `t10k`."""
+    """Return images (N, 1, 28, 28) and labels (N,) of the training set (`train`) or the test set (`t10k`)."""
     images_path, labels_path = (files[f"{part}-{what}-ubyte"][0] for what in ("images-idx3", "labels-idx1"))
     images = _array(*files[f"{part}-images-idx3-ubyte"], dimensions=3)
     labels = _array(*files[f"{part}-labels-idx1-ubyte"], dimensions=1)
@@ -147,14 +164,14 @@ def _split(files: Mapping[str, tuple[Path, bytes]], part: str) -> tuple[Tensor, 
     return torch.from_numpy(images)[:, None], torch.from_numpy(labels).long()
 
 
-def _found(places: Iterable[Path], archive: str) -> Path | None:
-    """The unpacked or packed file in the first of these folders that has it."""
+def _find_file(places: Iterable[Path], archive: str) -> Path | None:
+    """Return the unpacked or packed file in the first of these folders that has it, None if none has."""
     names = (archive.removesuffix(".gz"), archive)
     return next((place / name for place in places for name in names if (place / name).is_file()), None)
 
 
 def _fetch(folder: Path, archive: str) -> None:
-    """MNIST's file, from its mirror."""
+    """Download one of MNIST's archives from its mirror into a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -163,14 +180,14 @@ def _fetch(folder: Path, archive: str) -> None:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """An array of unsigned bytes from a file in the idx format, packed by gzip if its name ends in .gz.
+    """Read an array of unsigned bytes from a file in the idx format, packed by gzip if its name ends in .gz.
 
-    The format: two bytes 0, the type of number (8: unsigned byte), the number of dimensions, each dimension as a 32-bit
-    big-endian integer, and the numbers, the last dimension running fastest.
+    The format is: two bytes 0, the type of number (8: unsigned byte), the number of dimensions, each dimension as a
+    32-bit big-endian integer, and the numbers, the last dimension running fastest.
 
     Args:
         path: the file.
-        dimensions: how many there must be.
+        dimensions: the number of dimensions that the array must have.
 
     Raises:
         ConfigError: the file cannot be read, is of another format, or has too few or too many bytes.
@@ -179,6 +196,7 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
 
 
 def _unpacked(path: Path) -> bytes:
+    """Return the content of a file, unpacked if it is a .gz file."""
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
@@ -186,10 +204,12 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _array(path: Path, data: bytes, dimensions: int) -> np.ndarray:
-    head = 4 + 4 * dimensions
-    if len(data) < head or data[:4] != bytes([0, 0, 8, dimensions]):
+    """Return the array that the content of an idx file describes; see `read_idx`. The path is for messages."""
+    header = 4 + 4 * dimensions  # bytes
+    if len(data) < header or data[:4] != bytes([0, 0, 8, dimensions]):
         raise ConfigError(f"{path} is no idx file of {dimensions} dimensions of unsigned bytes")
     shape = np.frombuffer(data, ">u4", dimensions, offset=4).tolist()
-    if len(data) - head != math.prod(shape):
-        raise ConfigError(f"{path} is damaged: it should have {math.prod(shape)} bytes of data, not {len(data) - head}")
-    return np.frombuffer(data, np.uint8, offset=head).reshape(shape).copy()
+    size = len(data) - header
+    if size != math.prod(shape):
+        raise ConfigError(f"{path} is damaged: it should have {math.prod(shape)} bytes of data, not {size}")
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape).copy()

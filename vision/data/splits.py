@@ -1,7 +1,7 @@
-"""Which samples a phase trains on and is tested on: pure functions of sizes, labels and a seed.
+"""Split a data set into phases: pure functions of sizes, labels and a seed.
 
-They draw from a local generator of NumPy's legacy kind (MT19937), whose stream NumPy promises not to change,
-in the order of the authors' code: training permutation, test permutation, class permutation.
+They draw from a local generator of NumPy's legacy kind (MT19937), whose stream NumPy promises not to change, in the
+order of the FIRE authors' code: training permutation, test permutation, class permutation.
 """
 
 import numpy as np
@@ -11,13 +11,13 @@ Split = tuple[np.ndarray, np.ndarray]  # indices into the training set, indices 
 
 
 def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[Split]:
-    """Two phases: a random fraction of the training set, then all of it; both tested on the whole test set.
+    """Return two phases: a random fraction of the training set, then all of it; both with the whole test set.
 
     Args:
-        n_train: training samples.
-        n_test: test samples.
+        n_train: number of training samples.
+        n_test: number of test samples.
         ratio: per cent of the training set in the first phase, which has n_train // (100 // ratio) samples.
-        seed: of the permutation.
+        seed: seed of the permutation.
 
     Returns:
         Train and test indices of the two phases.
@@ -25,26 +25,26 @@ def warm_start_phases(n_train: int, n_test: int, ratio: int, seed: int) -> list[
     Raises:
         ValueError: if `ratio` leaves the first phase without samples.
     """
-    first = n_train // (100 // ratio)
-    if first < 1:
+    first_size = n_train // (100 // ratio)
+    if first_size < 1:
         raise ValueError(f"ratio={ratio} leaves no samples of {n_train} for the first phase")
     order = RandomState(seed).permutation(n_train)
     test = np.arange(n_test)
-    return [(order[:first], test), (order, test)]
+    return [(order[:first_size], test), (order, test)]
 
 
 def sample_phases(n_train: int, n_test: int, chunks: int, seed: int) -> list[Split]:
-    """The training set in equal chunks of a permutation; a remainder of n_train mod chunks is never used.
+    """Return phases that add equal chunks of a permuted training set; n_train mod chunks samples are never used.
 
     Args:
-        n_train: training samples.
-        n_test: test samples.
+        n_train: number of training samples.
+        n_test: number of test samples.
         chunks: number of phases.
-        seed: of the permutations.
+        seed: seed of the permutations.
 
     Returns:
-        Train and test indices of each phase, which has its chunk and all before it; the test indices are the same
-        permutation every time.
+        Train and test indices of each phase. A phase has its chunk and all chunks before it; the test indices are the
+        same permutation of the whole test set in every phase.
     """
     generator = RandomState(seed)
     order, test = generator.permutation(n_train), generator.permutation(n_test)
@@ -53,16 +53,16 @@ def sample_phases(n_train: int, n_test: int, chunks: int, seed: int) -> list[Spl
 
 
 def class_phases(train_labels: np.ndarray, test_labels: np.ndarray, chunks: int, seed: int) -> list[Split]:
-    """All samples of equal groups of permuted classes; tested on the same classes.
+    """Return phases that add equal groups of permuted classes, each with the test samples of its classes.
 
     Args:
         train_labels: integer labels (n_train,).
         test_labels: integer labels (n_test,).
-        chunks: number of phases; each brings 1 / chunks of the classes, a remainder is never used.
-        seed: of the class order.
+        chunks: number of phases; each adds 1 / chunks of the classes, rounded down, and the remainder is never used.
+        seed: seed of the class order.
 
     Returns:
-        Train and test indices of each phase, which has its classes and all before them, ascending.
+        Train and test indices of each phase, ascending. A phase has the samples of its classes and of all before them.
     """
     num_classes = int(train_labels.max()) + 1
     generator = RandomState(seed)

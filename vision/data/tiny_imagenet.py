@@ -1,4 +1,4 @@
-"""Tiny-ImageNet-200 in its published layout."""
+"""Load Tiny-ImageNet-200 from its published layout of files."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vision.data.images import ImageData, Statistics
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 NAME = "tiny-imagenet-200"
-SIZE = 64  # pixels
+SIZE = 64  # height and width of an image in pixels
 
 
 @checked
@@ -33,8 +33,8 @@ def load_tiny_imagenet(
         root: folder of `tiny-imagenet-200` or of the published archive.
         download: whether to fetch the archive if neither is there.
         test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
-        cache: whether to keep the decoded images (1.4 GB) in `root`, which saves the decoding at every start.
-        url: where the archive is published.
+        cache: whether to store the decoded images (1.4 GB) in `root`, which saves the decoding at every start.
+        url: address at which the archive is published.
         md5: its checksum.
 
     Returns:
@@ -58,28 +58,30 @@ def load_tiny_imagenet(
         file, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
             raise ConfigError(
-                f"{folder}/val/val_annotations.txt has the class {wnid!r}, which wnids.txt lacks: {_again(folder)}"
+                f"{folder}/val/val_annotations.txt has the class {wnid!r}, which wnids.txt lacks: "
+                f"{_how_to_repair(folder)}"
             )
         test.append((folder / "val" / "images" / file, number[wnid]))
     for image, _ in train + test:
         if not image.is_file():
-            raise ConfigError(f"{image} is missing: {_again(folder)}")
-    kept = base / f"{NAME}.safetensors" if cache else None
-    return ImageData.of(*decoded(train, test, SIZE, 3, kept), len(classes), test_statistics)
+            raise ConfigError(f"{image} is missing: {_how_to_repair(folder)}")
+    cache_file = base / f"{NAME}.safetensors" if cache else None
+    return ImageData.of(*decoded(train, test, SIZE, 3, cache_file), len(classes), test_statistics)
 
 
 def _lines(folder: Path, name: str) -> list[str]:
-    """The non-empty lines of a text file of the data set."""
+    """Return the non-empty lines of a text file of the data set; raise a ConfigError if there are none."""
     try:
         lines = [line for line in (folder / name).read_text().splitlines() if line.strip()]
     except FileNotFoundError:
         lines = []
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{folder / name} cannot be read ({error}): {_again(folder)}") from error
+        raise ConfigError(f"{folder / name} cannot be read ({error}): {_how_to_repair(folder)}") from error
     if not lines:
-        raise ConfigError(f"{folder / name} is missing or empty: {_again(folder)}")
+        raise ConfigError(f"{folder / name} is missing or empty: {_how_to_repair(folder)}")
     return lines
 
 
-def _again(folder: Path) -> str:
+def _how_to_repair(folder: Path) -> str:
+    """Return the advice at the end of error messages about damaged files."""
     return f"remove {folder} and let it be unpacked again from {NAME}.zip ({URL})"

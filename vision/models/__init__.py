@@ -1,6 +1,6 @@
-"""Image classifiers: `num_classes` and `in_channels` by keyword; (N, C, H, W) -> (N, num_classes).
+"""Image classifiers, (N, C, H, W) -> (N, num_classes), built from `num_classes` and `in_channels` by keyword.
 
-`MLP`, `ViT` and `VGG16` also need to know `image_size`. The paper's three have a `backbone` and a `head`.
+`MLP`, `ViT` and `VGG16` also need `image_size`. The paper's three networks have a `backbone` and a `head`.
 """
 
 from vision.models.by_name import timm_model, torchvision_model

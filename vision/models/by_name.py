@@ -1,4 +1,4 @@
-"""Any torchvision or timm classifier by its name, with random weights."""
+"""Build any torchvision or timm classifier by its name, with random weights."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -11,35 +11,35 @@ from harness.config.errors import ConfigError, one_line
 
 
 def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:
-    near = get_close_matches(architecture, names, n=5, cutoff=0.3) or names[:5]
-    return ConfigError(f"model.name={architecture} is no {library} classifier; near it: {', '.join(near)}")
+    """Return the error for an unknown architecture, with similar names."""
+    similar = get_close_matches(architecture, names, n=5, cutoff=0.3) or names[:5]
+    return ConfigError(f"model.name={architecture} is no {library} classifier; near it: {', '.join(similar)}")
 
 
-def _own_options(options: Mapping[str, Any] | None, *decided: str) -> dict[str, Any]:
-    """The user's arguments for a library's model.
+def _checked_options(options: Mapping[str, Any] | None, *reserved: str) -> dict[str, Any]:
+    """Return the user's arguments for a library's model.
 
     Args:
-        options: of `model.options=`.
-        *decided: arguments that the data, or this harness, decide.
+        options: the value of `model.options=`.
+        *reserved: arguments that the data or this program decide.
 
     Raises:
-        ConfigError: it holds one of these.
+        ConfigError: the options hold a reserved one.
     """
-    for name in decided:
+    for name in reserved:
         if name in (options or {}):
             raise ConfigError(f"model.options has {name}, which the data decide; networks begin at random weights")
     return dict(options or {})
 
 
 def change_first_convolution(model: nn.Module, in_channels: int) -> None:
-    """Let the first convolution take images of `in_channels` channels instead of 3 (with new random weights)."""
+    """Replace the first convolution, if it does not take `in_channels` channels, by one that does (random weights)."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d):
             if module.in_channels != in_channels:
                 names = ("out_channels", "kernel_size", "stride", "padding", "dilation")
-                same: dict[str, Any] = {key: getattr(module, key) for key in names}
-                new = nn.Conv2d(in_channels, bias=module.bias is not None, **same)
-                model.set_submodule(name, new)
+                options: dict[str, Any] = {key: getattr(module, key) for key in names}
+                model.set_submodule(name, nn.Conv2d(in_channels, bias=module.bias is not None, **options))
             return
 
 
@@ -51,14 +51,14 @@ def torchvision_model(
     image_size: Count | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A torchvision classifier, not pretrained.
+    """Build a torchvision classifier, not pretrained.
 
     Args:
-        architecture: torchvision's name of it, for example `resnet50`.
+        architecture: torchvision's name of the model, for example `resnet50`.
         num_classes: number of outputs.
-        in_channels: channels of an image; other than 3, the first convolution is replaced.
+        in_channels: channels of an image; if it is not 3, the first convolution is replaced.
         image_size: height and width in pixels; only vision transformers need it.
-        options: further arguments of torchvision's, for example `{dropout: 0.1}`.
+        options: further arguments of torchvision's model, for example `{dropout: 0.1}`.
 
     Returns:
         The model, (N, C, H, W) -> (N, num_classes).
@@ -72,13 +72,15 @@ def torchvision_model(
     names = torchvision.models.list_models(module=torchvision.models)
     if architecture not in names:
         raise _unknown("torchvision", architecture, names)
-    given = _own_options(options, "weights", "num_classes")
-    if architecture in ("googlenet", "inception_v3"):  # else they return several outputs, and warn
-        given = {"aux_logits": False, "init_weights": True} | given
+    arguments = _checked_options(options, "weights", "num_classes")
+    if architecture in ("googlenet", "inception_v3"):  # by default these return several outputs, and warn
+        arguments = {"aux_logits": False, "init_weights": True} | arguments
     if architecture.startswith("vit_") and image_size is not None:
-        given = {"image_size": image_size} | given
+        arguments = {"image_size": image_size} | arguments
     try:
-        model: nn.Module = torchvision.models.get_model(architecture, weights=None, num_classes=num_classes, **given)
+        model: nn.Module = torchvision.models.get_model(
+            architecture, weights=None, num_classes=num_classes, **arguments
+        )
     except Exception as error:
         raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
     change_first_convolution(model, in_channels)
@@ -93,14 +95,14 @@ def timm_model(
     image_size: Count | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """A timm classifier, not pretrained; needs the optional package timm.
+    """Build a timm classifier, not pretrained; needs the optional package timm.
 
     Args:
-        architecture: timm's name of it, for example `resnet18`.
+        architecture: timm's name of the model, for example `resnet18`.
         num_classes: number of outputs.
         in_channels: channels of an image.
         image_size: height and width in pixels, passed to the models that have such an argument.
-        options: further arguments of timm's, for example `{patch_size: 4, depth: 6}`.
+        options: further arguments of timm's model, for example `{patch_size: 4, depth: 6}`.
 
     Returns:
         The model, (N, C, H, W) -> (N, num_classes).
@@ -115,20 +117,21 @@ def timm_model(
         raise ConfigError("model=timm needs the package timm: pip install timm") from error
     if not timm.is_model(architecture):
         raise _unknown("timm", architecture, timm.list_models())
-    own = _own_options(options, "pretrained", "num_classes", "in_chans")
-    given: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels} | own
+    user_options = _checked_options(options, "pretrained", "num_classes", "in_chans")
+    arguments: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
+    arguments |= user_options
     try:
         try:
-            model = timm.create_model(architecture, **({"img_size": image_size} | given))
-        except TypeError:  # a model for images of any size
-            model = timm.create_model(architecture, **given)
+            model = timm.create_model(architecture, **({"img_size": image_size} | arguments))
+        except TypeError:  # the model takes images of any size and has no such argument
+            model = timm.create_model(architecture, **arguments)
     except Exception as error:
         raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
     return model
 
 
 def _torchvision_command(name: str) -> str | None:
-    """How to choose a classifier of torchvision on the command line; None: it has none of this name."""
+    """Return how to choose a torchvision classifier on the command line, None if there is none of this name."""
     import torchvision
 
     known = name in torchvision.models.list_models(module=torchvision.models)
@@ -136,11 +139,12 @@ def _torchvision_command(name: str) -> str | None:
 
 
 def _timm_command(name: str) -> str | None:
+    """Return how to choose a timm classifier on the command line, None if there is none of this name."""
     import timm
 
     return f"model=timm model.name={name}" if timm.is_model(name) else None
 
 
-# What is said of model=resnet50 (harness.config.groups).
+# harness.config.groups calls these for an unknown model=resnet50, to tell the user what to write instead.
 torchvision_model.command_for = _torchvision_command  # type: ignore[attr-defined]
 timm_model.command_for = _timm_command  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A perceptron on the pixels of small images: the default."""
+"""A multilayer perceptron on the pixels of small images: the default network of `vision.train`."""
 
 from collections import OrderedDict
 from typing import Literal
@@ -15,16 +15,17 @@ NORMS = {True: nn.BatchNorm1d, "layer": nn.LayerNorm, False: None}
 class MLP(nn.Module):
     """Linear layers, each with batch norm (Ioffe and Szegedy, arXiv 1502.03167) and a ReLU, and a linear head.
 
-    Layer norm (Ba, Kiros and Hinton, arXiv 1607.06450) is the control of methods that keep networks plastic; CReLU and
-    deep Fourier features (`fire_core.activations`) keep them plastic by their form.
+    Layer norm (Ba, Kiros and Hinton, arXiv 1607.06450) is a control for methods that keep networks plastic; CReLU and
+    deep Fourier features (`fire_core.activations`) are activations that do.
 
     Args:
         num_classes: number of outputs.
         in_channels: channels of an image.
         image_size: height and width of an image in pixels.
-        hidden: units of each hidden layer; with fourier its features, two of each unit.
+        hidden: units of each hidden layer; with fourier the number of its features, two for each unit.
         depth: number of hidden layers.
-        norm: before each activation, True for batch norm, "layer" for layer norm; with False the layers have biases.
+        norm: the norm before each activation: True for batch norm, "layer" for layer norm. With False there is none,
+            and the linear layers have biases.
         activation: relu, crelu (the next layer reads twice as many features) or fourier.
 
     Raises:
@@ -61,10 +62,13 @@ class MLP(nn.Module):
         return logits
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by the head."""
+        """Return the hidden units (`fire_core.units.graph`): each layer is read by the next, the last by the head."""
         layers = [m for m in self.backbone if isinstance(m, nn.Linear)]
-        found = [m for m in self.backbone if isinstance(m, nn.BatchNorm1d | nn.LayerNorm)]
-        norms: list[nn.Module | None] = [*found] if found else [None] * len(layers)
+        norms: list[nn.Module | None] = [m for m in self.backbone if isinstance(m, nn.BatchNorm1d | nn.LayerNorm)]
+        if not norms:
+            norms = [None] * len(layers)
         readers = [*layers[1:], self.head]
-        chain = zip(layers, readers, norms, strict=True)
-        return [between(f"fc{i}", one, two, norm, self.copies) for i, (one, two, norm) in enumerate(chain)]
+        return [
+            between(f"fc{i}", layer, reader, norm, self.copies)
+            for i, (layer, reader, norm) in enumerate(zip(layers, readers, norms, strict=True))
+        ]

@@ -15,10 +15,10 @@ Variant = Annotated[str, one_of("original", "fire_paper")]
 
 @torch.no_grad()
 def move_statistics(backbone: nn.Module, in_channels: int, image_size: int) -> None:
-    """Show the network one zero image in train mode, as the authors' code does when it builds a model.
+    """Pass one zero image through the network in train mode, as the FIRE authors' code does when it builds a model.
 
-    Every batch norm then starts with a running variance of 0.9 or somewhat more instead of 1 and, after
-    convolutions with a bias, with a running mean that is not 0 (`variant=fire_paper`).
+    Every batch norm then starts with a running variance of 0.9 or somewhat more instead of 1 and, behind convolutions
+    with a bias, with a running mean that is not 0 (`variant=fire_paper`).
     """
     backbone.train()
     backbone(torch.zeros(1, in_channels, image_size, image_size))
@@ -67,7 +67,7 @@ class ResNet18(nn.Module):
         return logits
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`."""
+        """Return the hidden units, see `fire_core.units.graph`."""
         children: Any = self.backbone
         first, *stages = children
         hidden, _, last = self.head

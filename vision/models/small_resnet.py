@@ -1,4 +1,4 @@
-"""A small residual network for 8x8 to 32x32 images: an alternative to the digits' default."""
+"""A small residual network for images of 8x8 to 32x32 pixels."""
 
 from collections import OrderedDict
 from typing import Annotated, Any
@@ -10,14 +10,14 @@ from fire_core.units.graph import Consumer, Producer, Units, between
 
 
 def stem(in_channels: int, width: int) -> nn.Sequential:
-    """The first convolution of a residual network for small images: 3x3, stride 1, no max-pool."""
+    """Build the first layers of a residual network for small images: a 3x3 convolution of stride 1, no max-pool."""
     return nn.Sequential(
         nn.Conv2d(in_channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
     )
 
 
 def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.Sequential:
-    """`blocks` basic blocks (He et al., arXiv 1512.03385); the first one changes width and resolution.
+    """Build a stage of basic blocks (He et al., arXiv 1512.03385); the first one changes width and resolution.
 
     Args:
         in_channels: input channels.
@@ -38,10 +38,10 @@ def stage(in_channels: int, out_channels: int, blocks: int, stride: int) -> nn.S
 
 
 def residual_units(first: nn.Sequential, stages: Any, reader: nn.Module) -> list[Units]:
-    """The hidden units of a residual network: those inside each block, and the channels of each residual stream.
+    """Return the hidden units of a residual network: those inside each block, and the channels of each stream.
 
-    A stream reaches from one shortcut convolution to the next. All blocks in it write to the same channels, so a
-    channel is one unit of many producers and readers.
+    A residual stream reaches from one shortcut convolution to the next. All blocks in it write to the same channels, so
+    that a channel is one unit with many producers and readers.
 
     Args:
         first: the stem.
@@ -63,7 +63,7 @@ def residual_units(first: nn.Sequential, stages: Any, reader: nn.Module) -> list
             graph.append(between(f"stage{s + 1}.{b}.conv1", block.conv1, block.conv2, block.bn1))
             consumers.append(Consumer(block.conv1))
             if block.downsample is not None:
-                consumers.append(Consumer(block.downsample[0], probed=False))  # reads what conv1 reads
+                consumers.append(Consumer(block.downsample[0], probed=False))  # it reads the same tensor as conv1
                 close_stream()
                 producers, norms, consumers = [Producer(block.downsample[0])], [block.downsample[1]], []
             producers.append(Producer(block.conv2))
@@ -111,7 +111,7 @@ class SmallResNet(nn.Module):
         return logits
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`."""
+        """Return the hidden units, see `fire_core.units.graph`."""
         children: Any = self.backbone
         first, *stages = children
         return residual_units(first, stages, self.head)

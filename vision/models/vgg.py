@@ -10,8 +10,8 @@ from vision.models.resnet18 import Variant, move_statistics
 class VGG16(nn.Module):
     """VGG-16-BN (Simonyan and Zisserman, arXiv 1409.1556) with a head of three layers for small images.
 
-    The convolutions are torchvision's, with torch's default initialisation. They halve the image five times:
-    64x64 leave 512 x 2 x 2 features.
+    The convolutions are torchvision's, with torch's default initialisation. They halve the image five times, so that
+    64x64 pixels leave 512 x 2 x 2 features.
 
     Args:
         num_classes: number of outputs.
@@ -57,7 +57,7 @@ class VGG16(nn.Module):
         return logits
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`: each layer is read by the next one."""
+        """Return the hidden units, see `fire_core.units.graph`: each layer is read by the next one."""
         layers = [layer for layer in (*self.backbone, *self.head) if isinstance(layer, (nn.Conv2d, nn.Linear))]
         norms: list[nn.Module | None] = [layer for layer in self.backbone if isinstance(layer, nn.BatchNorm2d)]
         norms += [None] * (len(layers) - len(norms))

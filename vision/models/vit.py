@@ -11,7 +11,7 @@ from fire_core.units.graph import Units, between
 
 
 class Attention(nn.Module):
-    """Pre-norm self-attention; query, key and value are separate layers, so that FIRE can select them."""
+    """Pre-norm self-attention, (N, T, dim) -> (N, T, dim), with separate layers for query, key and value."""
 
     def __init__(self, dim: int, heads: int, dim_head: int, dropout: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Pre-norm perceptron with one hidden layer and the exact GELU."""
+    """Pre-norm perceptron with one hidden layer and the exact GELU, (N, T, dim) -> (N, T, dim)."""
 
     def __init__(self, dim: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class FeedForward(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks of attention and perceptron, each with a residual connection, and a last layer norm."""
+    """Blocks of attention and perceptron, each with a residual connection, and a final layer norm."""
 
     def __init__(self, dim: int, depth: int, heads: int, dim_head: int, mlp_dim: int, dropout: float) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Transformer(nn.Module):
 
 
 class Patches(nn.Module):
-    """Cut images into patches, row by row; within a patch pixels go row by row and channels run fastest."""
+    """Cut images (N, C, H, W) into patches (N, h w, p p C), row by row; within a patch channels run fastest."""
 
     def __init__(self, patch_size: int) -> None:
         super().__init__()
@@ -87,12 +87,12 @@ class Patches(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Images (N, C, H, W) -> the class token after the transformer (N, dim)."""
+    """The network up to its head: images (N, C, H, W) -> the class token after the transformer (N, dim)."""
 
     def __init__(self, patch_dim: int, tokens: int, patch_size: int, dropout: float, **sizes: int) -> None:
         super().__init__()
         dim = sizes["dim"]
-        # Standard normal, as in the authors' code: the scale of a layer norm's output.
+        # Standard normal, as in the authors' code, which is the scale of a layer norm's output.
         self.pos_embedding = nn.Parameter(torch.randn(1, tokens, dim))
         self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
         self.to_patch_embedding = nn.Sequential(
@@ -112,7 +112,7 @@ class Encoder(nn.Module):
 class ViT(nn.Module):
     """Vision transformer (Dosovitskiy et al., arXiv 2010.11929) with layer norms around the patch embedding.
 
-    The defaults are the paper's ViT-Tiny for 32x32 images. torchvision's differs: it has one fused
+    The defaults are the paper's ViT-Tiny for 32x32 images. torchvision's transformer differs: it has one fused
     projection for query, key and value, and embeds patches by a convolution without the norms.
 
     Args:
@@ -159,9 +159,10 @@ class ViT(nn.Module):
         return logits
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`: of each block the values and the perceptron's hidden layer.
+        """Return the hidden units (`fire_core.units.graph`): each block's values and its perceptron's hidden layer.
 
-        Queries and keys have no reader but each other; the residual stream is normalised across its channels.
+        Queries and keys are left out, because they are read by each other only, and so is the residual stream, because
+        layer norm mixes its channels.
         """
         graph = []
         for i, (attention, perceptron) in enumerate(self.backbone.transformer.layers):
