@@ -32,6 +32,7 @@ from fire_core.tools.command import Parser, add_model, progress
 from fire_core.tools.spectra import RULE, Finding, finding
 from fire_core.weights.entry import Declared
 
+OF_A_RUN = "state.trainer.modules."  # what a run of this project trains, beside targets, initial weights and counters
 ONLY = "weights whose names match, such as '*.trainer.model.*'"
 
 
@@ -54,12 +55,16 @@ def read_cuts(
     blocks: Mapping[str, Declared] | None = None,
     transposed: Iterable[str] = (),
 ) -> Cuts:
-    """The tensors of a checkpoint whose names match `only`, cut (a run's also holds initial weights, say).
+    """The tensors of a checkpoint whose names match `only`, cut; of a run of this project by default those it trains.
 
     Raises:
         CheckpointError: the checkpoint cannot be used, or no name matches.
     """
     checkpoint = load(path)
+    trained = [stored for stored in checkpoint.tensors if stored.name.startswith(OF_A_RUN)]
+    if only is None and trained:
+        networks = [replace(stored, name=stored.name.removeprefix(OF_A_RUN)) for stored in trained]
+        return cut(replace(checkpoint, tensors=networks), model, blocks=blocks, transposed=tuple(transposed))
     found = [stored for stored in checkpoint.tensors if only is None or fnmatchcase(stored.name, only)]
     if not found:
         names = [stored.name for stored in checkpoint.tensors]

@@ -154,3 +154,13 @@ def test_chosen_weights_of_integers_are_said_to_be_such(tmp_path, capsys):
     words = ["project", written(tensors, tmp_path), str(tmp_path / "out"), "--include", "head.*"]
     assert fire.main(words) == 2
     assert "include=head.*: these 1 tensors are of int8; matrices are read from float64" in capsys.readouterr().err
+
+
+def test_of_a_run_of_this_project_the_trained_networks_are_examined(tmp_path: Path) -> None:
+    network = torch.nn.Linear(8, 6)
+    others = {"init": {"q": network.state_dict()}, "targets": {"q": network.state_dict()}, "ended": torch.ones(9, 2)}
+    torch.save({"state": {"trainer": {"modules": {"q": network.state_dict()}, **others}}}, tmp_path / "step.pt")
+    findings, _ = audit.examine(audit.read_cuts(tmp_path / "step.pt"))
+    assert [found.name for found in findings] == ["q.weight"]
+    findings, _ = audit.examine(audit.read_cuts(tmp_path / "step.pt", only="*.init.*"))
+    assert [found.name for found in findings] == ["state.trainer.init.q.weight"]
