@@ -1,1 +1,1 @@
-"""Language models: data preparation, training of a GPT on one corpus after another, and sampling."""
+"""Language models: prepare corpora, train a GPT on one corpus after another, write text with it."""

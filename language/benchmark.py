@@ -1,4 +1,4 @@
-"""A benchmark turns corpora into a sequence of phases; here the pair of the paper's figure 3.
+"""Benchmarks turn corpora into a sequence of phases. Here is that of the paper's figure 3, with a pair of corpora.
 
 Streams of more texts are in `language.streams`.
 """
@@ -27,15 +27,15 @@ Corpora = Mapping[str, Mapping[str, TokenFile]]  # by name, then by split
 
 @dataclass(frozen=True)
 class Setting:
-    """What a benchmark makes its phases for.
+    """The properties of a run that its phases depend on.
 
     Attributes:
-        block_size: of the model.
-        tokens_per_iteration: of an optimizer step.
-        vocab_size: of the tokenizer.
-        seed: of the run.
-        replay: probability with which a batch of a pair's phase 1 is of the first corpus.
-        mix_by: what is drawn from one corpus, `batch` or `sequence`.
+        block_size: the model's context length in tokens.
+        tokens_per_iteration: tokens of an optimizer step.
+        vocab_size: size of the tokenizer's vocabulary.
+        seed: seed of the run.
+        replay: probability that a batch (or sequence) of a pair's phase 1 comes from the first corpus.
+        mix_by: whether each `batch` or each `sequence` comes from one corpus.
     """
 
     block_size: int
@@ -48,15 +48,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Phase:
-    """What data, how long, and what it is measured on.
+    """The data that are trained on and evaluated on, and for how long.
 
     Attributes:
-        data: batches come from it.
-        val: what the phase trains on, by name: held-out tokens and their weight in val/loss. Names are those of tasks;
-            two phases with one name train on the same thing.
-        length: in optimizer steps.
-        relabel: puts other tokens in the place of these, the same in training and held-out data; None: as they are.
-        rows: rows of the log at equal distances; None: as `length.eval_interval` says.
+        data: where batches are drawn from.
+        val: the held-out tokens of each task that the phase trains on, and their weight in val/loss, by the task's
+            name. Two phases with the same name train on the same data.
+        length: length of the phase.
+        relabel: replaces tokens by other tokens, in training and held-out data alike; None leaves them as they are.
+        rows: number of rows of the log, at equal distances; None takes the distance `length.eval_interval`.
     """
 
     data: Mixture
@@ -72,16 +72,16 @@ class Phase:
 
 
 class Benchmark(ABC):
-    """A sequence of phases, and what about training goes with it.
+    """A sequence of phases, and the rules of training in them.
 
     Attributes:
-        start: the checkpoint of phase 0 that phase 1 starts from; streams simply go on.
+        start: the checkpoint of phase 0 that phase 1 starts from; streams go on from `end`.
         methods_from_phase: the first phase within which methods act.
-        new_tasks: whether each phase is a new task. Then rows also have averages over the run so far, and what is left
-            of earlier tasks (`language.phase`).
+        new_tasks: whether each phase is a new task. If so, rows also have averages over the run so far, and the loss on
+            earlier tasks (`language.phase`).
         keeps_optimizer: whether the optimizer's state survives a boundary, unless a method resets it.
-        lead: phases before the first task, which no average over tasks counts.
-        headline: the number of a run's summary that is shown and returned.
+        lead: number of phases before the first task, which averages over tasks leave out.
+        headline: name of the number in a run's summary that is shown and returned.
     """
 
     start: str | int = "end"
@@ -93,7 +93,7 @@ class Benchmark(ABC):
 
     @abstractmethod
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
-        """The phases on these corpora.
+        """Return the phases on these corpora.
 
         Raises:
             ConfigError: the corpora are too few, too many or too small.
@@ -101,10 +101,10 @@ class Benchmark(ABC):
 
 
 def parse_start(start: str | int) -> str | int:
-    """`best`, `end`, `scratch` or a number of iterations: 30k and 30000 alike.
+    """Return `best`, `end`, `scratch` as they are, and a number of iterations (30000, or 30k) as an int.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `start` is none of these.
     """
     start = str(start)
     number = start[:-1] + "000" if start.endswith("k") else start
@@ -121,11 +121,14 @@ class ContinualPretraining(Benchmark):
     Args:
         start: checkpoint of phase 0 from which phase 1 starts: `best` (validation loss), `end`, one of `checkpoints`
             (30000 or 30k), or `scratch` (the initial weights: phase 0 is not trained).
-        passes: over the data, in each phase.
-        checkpoints: iterations of phase 0 at which weights are kept.
-        ratio: part of the data that each phase uses.
-        iterations: of each phase, instead of what `passes` come to.
-        warmup_ratio, max_warmup, max_eval_interval, extra_step: see `language.schedule.phase_length`.
+        passes: passes over the data in each phase.
+        checkpoints: iterations of phase 0 at which weights are stored.
+        ratio: share of the data that each phase uses.
+        iterations: iterations of each phase; None takes those of `passes`.
+        warmup_ratio: see `language.schedule.phase_length`.
+        max_warmup: see `language.schedule.phase_length`.
+        max_eval_interval: see `language.schedule.phase_length`.
+        extra_step: see `language.schedule.phase_length`.
 
     Raises:
         ValueError: an option is out of its range.
@@ -155,7 +158,7 @@ class ContinualPretraining(Benchmark):
             accepted = ", ".join(map(str, (*STARTS, *self.checkpoints)))
             raise ValueError(f"start={start} is not kept; accepted: {accepted} (see checkpoints=)")
         self.passes, self.ratio, self.iterations = passes, ratio, iterations
-        self.arithmetic: dict[str, Any] = {
+        self.length_options: dict[str, Any] = {
             "warmup_ratio": warmup_ratio,
             "max_warmup": max_warmup,
             "max_eval_interval": max_eval_interval,
@@ -163,10 +166,10 @@ class ContinualPretraining(Benchmark):
         }
 
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
-        """Both phases.
+        """Return both phases.
 
         Raises:
-            ConfigError: no pair; a phase would have no iteration, or ends before a checkpoint.
+            ConfigError: the corpora are no pair, a phase would have no iteration, or phase 0 ends before a checkpoint.
         """
         if list(corpora) != ["first", "second"]:
             raise ConfigError(
@@ -174,30 +177,33 @@ class ContinualPretraining(Benchmark):
                 "benchmark=one_text trains on one"
             )
         first, second = corpora["first"], corpora["second"]
-        replay = setting.replay
-        alone = (first["train"].part(self.ratio[0]),)
-        both = tuple(file.part(self.ratio[1]) for file in (first["train"], second["train"]))
-        mixtures = [
-            Mixture(alone, (1.0,), setting.block_size, setting.mix_by),
-            Mixture(both, (replay, 1 - replay), setting.block_size, setting.mix_by),
-        ]
-        val = [
-            {"first": (first["val"], 1.0)},
-            {"first": (first["val"], replay), "second": (second["val"], 1 - replay)},
-        ]
-        whole = [len(first["train"]), len(first["train"]) + len(second["train"])]
+        replay, block_size, mix_by = setting.replay, setting.block_size, setting.mix_by
+        first_in_phase_0 = first["train"].part(self.ratio[0])
+        first_in_phase_1, second_in_phase_1 = (file["train"].part(self.ratio[1]) for file in (first, second))
+        mixtures = [Mixture((first_in_phase_0,), (1.0,), block_size, mix_by)]
+        val = [{"first": (first["val"], 1.0)}]
+        dataset_tokens = [len(first["train"])]
         if replay == 0:
-            mixtures[1] = Mixture(both[1:], (1.0,), setting.block_size, setting.mix_by)
-            val[1], whole[1] = {"second": (second["val"], 1.0)}, len(second["train"])
+            mixtures.append(Mixture((second_in_phase_1,), (1.0,), block_size, mix_by))
+            val.append({"second": (second["val"], 1.0)})
+            dataset_tokens.append(len(second["train"]))
+        else:
+            files = (first_in_phase_1, second_in_phase_1)
+            mixtures.append(Mixture(files, (replay, 1 - replay), block_size, mix_by))
+            val.append({"first": (first["val"], replay), "second": (second["val"], 1 - replay)})
+            dataset_tokens.append(len(first["train"]) + len(second["train"]))
         phases = []
         for i, mixture in enumerate(mixtures):
-            iterations = None if self.iterations is None else self.iterations[i]
-            tokens = setting.tokens_per_iteration
             length = phase_length(
-                whole[i], self.passes[i], tokens, self.ratio[i], iterations=iterations, **self.arithmetic
+                dataset_tokens[i],
+                self.passes[i],
+                setting.tokens_per_iteration,
+                self.ratio[i],
+                iterations=None if self.iterations is None else self.iterations[i],
+                **self.length_options,
             )
             if length is None or length.iterations == 0:
-                raise ConfigError(f"phase {i} has less than one iteration of {tokens} tokens")
+                raise ConfigError(f"phase {i} has less than one iteration of {setting.tokens_per_iteration} tokens")
             phases.append(Phase(mixture, val[i], length))
         steps = phases[0].length.steps
         if beyond := [number for number in self.checkpoints if number > steps]:

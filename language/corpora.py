@@ -1,7 +1,7 @@
-"""Sources of texts. A corpus is a list of documents in a fixed order, each with its split.
+"""Corpora of text. A corpus is a list of documents in a fixed order, each with its split.
 
-`pydoc`, `stdlib`, `headers` and `characters` are on every machine with Python and torch: English, Python, C++, a
-table. The paper's pair, WikiText-103 and OpenWebText, comes through Hugging Face `datasets`.
+`pydoc` (English), `stdlib` (Python), `headers` (C++) and `characters` (a table) are on every machine with Python and
+torch. The paper's pair, WikiText-103 and OpenWebText, is loaded through Hugging Face `datasets`.
 """
 
 import codecs
@@ -26,11 +26,11 @@ from harness.config.own_files import LeftOut, files_below
 from harness.config.paths import Place, expanded
 
 log = logging.getLogger(__name__)
-Part = Annotated[float, within(0, 1, open_low=True, open_high=True)]  # held out for validation
+Part = Annotated[float, within(0, 1, open_low=True, open_high=True)]  # share that is held out for validation
 
-TRAIN, HELD_OUT = "train", "held out"  # names of the parts of a text that is split by position
+TRAIN, HELD_OUT = "train", "held out"  # names of the two documents of a text that is split by position
 
-# Not the library itself: its tests, bundled programs, and the text of `pydoc`.
+# Folders that are left out because they are not the library itself: tests, bundled programs, the text of `pydoc`.
 SKIPPED = {
     "test",
     "tests",
@@ -44,7 +44,7 @@ SKIPPED = {
 }
 
 
-# Byte order marks and the encodings that they announce; that of UTF-32 begins as that of UTF-16.
+# Byte order marks and the encodings that they announce. UTF-32 comes first, as its mark begins like that of UTF-16.
 MARKS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -59,11 +59,11 @@ class Corpus:
     """Documents, read one by one.
 
     Attributes:
-        source: its name, for the header of its token files.
+        source: name of the corpus, for the header of its token files.
         count: number of documents.
-        documents: gives (text, is for validation) of each document.
+        documents: returns an iterator over (text, whether it is held out for validation) of each document.
         ends: whether a token marks the end of each document.
-        fingerprint: changes with the source; empty if the source's name has a version.
+        fingerprint: a digest that changes with the texts; empty if the corpus's name has a version.
     """
 
     source: str
@@ -74,7 +74,7 @@ class Corpus:
 
 
 def for_validation(name: str, fraction: float) -> bool:
-    """Whether a document is held out; depends on its name alone."""
+    """Return whether a document is held out, which depends on its name alone; `fraction` of all names are."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
 
 
@@ -100,8 +100,8 @@ def stdlib(val_fraction: Part = 0.05) -> Corpus:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     files: list[Path] = []
-    for folder, inner, names in os.walk(root):
-        inner[:] = [name for name in inner if name not in SKIPPED]  # which it then does not enter
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED]  # os.walk enters only those that are left
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return _in_memory(f"standard library of Python {platform.python_version()}", _read(root, files), val_fraction)
 
@@ -147,9 +147,9 @@ def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1)
     documents that are trained on too.
 
     Args:
-        path: a text file, whose paragraphs are documents, or a folder, whose files are; a folder of one file is as the
-            file itself.
-        pattern: of the files of a folder, at any depth.
+        path: a text file, whose paragraphs are the documents, or a folder, whose files are. A folder of one file counts
+            as the file itself.
+        pattern: pattern that the names of a folder's files must match, at any depth.
         val_fraction: fraction of the documents that is held out.
 
     Raises:
@@ -165,34 +165,33 @@ def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1)
     else:
         raise ConfigError(f"dataset=text: path={path} is neither a file nor a folder")
     if not files:
-        also = f"; left out are {left_out}" if str(left_out) else ""
-        raise ConfigError(f"dataset=text: path={path} holds no file that matches pattern={pattern}{also}")
+        hint = f"; left out are {left_out}" if str(left_out) else ""
+        raise ConfigError(f"dataset=text: path={path} holds no file that matches pattern={pattern}{hint}")
     contents = _decoded(files)
     if len(files) == 1:
-        named = [(str(i), part) for i, part in enumerate(contents[0].split("\n\n"))]
-        filled = [document for document in named if document[1].strip()]
-        if len(filled) == 1:
-            named = _split_by_position(contents[0].strip(), val_fraction)
+        candidates = [(str(i), paragraph) for i, paragraph in enumerate(contents[0].split("\n\n"))]
+        if sum(bool(paragraph.strip()) for _, paragraph in candidates) == 1:
+            candidates = _split_by_position(contents[0].strip(), val_fraction)
     else:
-        named = [(str(file.relative_to(place)), content) for file, content in zip(files, contents, strict=True)]
-    documents = [(name, content) for name, content in named if content.strip()]
+        candidates = [(str(file.relative_to(place)), content) for file, content in zip(files, contents, strict=True)]
+    documents = [(name, content) for name, content in candidates if content.strip()]
     if not documents:
         raise ConfigError(f"dataset=text: path={path} holds no text: {len(files)} files without content")
-    if empty := len(named) - len(documents):
+    if empty := len(candidates) - len(documents):
         left_out.add("documents without content", "of a folder's files or a file's paragraphs", empty)
     if str(left_out):
         log.info("dataset.path=%s: left out are %s", path, left_out)
-    state = json.dumps([val_fraction, documents])
-    fingerprint = hashlib.sha256(state.encode(errors="surrogatepass")).hexdigest()
+    serialised = json.dumps([val_fraction, documents])
+    fingerprint = hashlib.sha256(serialised.encode(errors="surrogatepass")).hexdigest()
     corpus = _in_memory(f"{len(files)} files of {place.resolve()}", documents, val_fraction, fingerprint)
-    trained_on = {content.strip() for content, held_out in corpus.documents() if not held_out}
-    tested_on = [content.strip() for content, held_out in corpus.documents() if held_out]
-    if twice := sum(content in trained_on for content in tested_on):
+    training_texts = {content.strip() for content, held_out in corpus.documents() if not held_out}
+    held_out_texts = [content.strip() for content, held_out in corpus.documents() if held_out]
+    if duplicates := sum(content in training_texts for content in held_out_texts):
         log.warning(
             "dataset.path=%s: %d of %d held-out documents are trained on too, word for word: they measure memory",
             path,
-            twice,
-            len(tested_on),
+            duplicates,
+            len(held_out_texts),
         )
     return corpus
 
@@ -202,8 +201,8 @@ def wikitext103(repository: str = "Salesforce/wikitext", revision: str | None = 
     """WikiText-103, raw (Merity et al., arXiv 1609.07843), with its own validation set; no token between lines.
 
     Args:
-        repository: on the Hugging Face hub, or a folder of parquet files.
-        revision: of it; None: the newest.
+        repository: name on the Hugging Face hub, or a folder of parquet files.
+        revision: revision of the repository; None takes the newest.
     """
     splits = _load_dataset(repository, "wikitext-103-raw-v1", revision)
     return _from_hub("wikitext-103-raw-v1", splits["train"], splits["validation"], ends=False)
@@ -220,12 +219,12 @@ def wikitext103_tokenised(
 
     Args:
         val_fraction: fraction of the lines that is held out.
-        split_seed: of the choice of these.
-        repository: on the Hugging Face hub, or a folder of parquet files.
-        revision: of it; None: the newest.
+        split_seed: seed of the choice of these lines.
+        repository: name on the Hugging Face hub, or a folder of parquet files.
+        revision: revision of the repository; None takes the newest.
     """
-    whole = _load_dataset(repository, "wikitext-103-v1", revision)["train"]
-    return _held_out("wikitext-103-v1", whole, val_fraction, split_seed)
+    rows = _load_dataset(repository, "wikitext-103-v1", revision)["train"]
+    return _with_random_split("wikitext-103-v1", rows, val_fraction, split_seed)
 
 
 @checked
@@ -238,24 +237,26 @@ def openwebtext(
     """OpenWebText (Gokaslan and Cohen), split as nanoGPT does.
 
     Args:
-        repository: on the Hugging Face hub, or a folder of parquet or text files, a line a document.
-        revision: of it; None: the newest.
         val_fraction: fraction of the documents that is held out.
-        split_seed: of the choice of these.
+        split_seed: seed of the choice of these documents.
+        repository: name on the Hugging Face hub, or a folder of parquet files, or of text files with a document in each
+            line.
+        revision: revision of the repository; None takes the newest.
     """
-    return _held_out("openwebtext", _load_dataset(repository, None, revision)["train"], val_fraction, split_seed)
+    rows = _load_dataset(repository, None, revision)["train"]
+    return _with_random_split("openwebtext", rows, val_fraction, split_seed)
 
 
 def _read(root: Path, files: Iterable[Path]) -> list[tuple[str, str]]:
-    """Name below a folder and text of each file, sorted."""
+    """Return the name below `root` and the text of each file, sorted by path."""
     return [(str(p.relative_to(root)), p.read_text(encoding="utf-8", errors="replace")) for p in sorted(files)]
 
 
 def _matching(folder: Path, pattern: str, left_out: LeftOut) -> list[Path]:
-    """The files of a folder, at any depth, that a pattern such as `*.txt` or `notes/*.md` names."""
+    """Return the files of a folder, at any depth, that match a pattern such as `*.txt` or `notes/*.md`."""
     files = files_below(folder, left_out)
     folders = {folder, *(parent for file in files for parent in file.parents if parent.is_relative_to(folder))}
-    matching = {path for place in folders for path in place.glob(pattern)}
+    matching = {path for subfolder in folders for path in subfolder.glob(pattern)}
     for file in files:
         if file not in matching:
             left_out.add(f"files that do not match {pattern}", file.suffix or file.name)
@@ -263,10 +264,10 @@ def _matching(folder: Path, pattern: str, left_out: LeftOut) -> list[Path]:
 
 
 def _decoded(files: Sequence[Path]) -> list[str]:
-    """The texts of files, with the line ends of Unix.
+    """Return the texts of files, with the line ends of Unix.
 
     Raises:
-        ConfigError: a file is in an encoding that cannot be known; the message counts them.
+        ConfigError: a file is in an unknown encoding; the message counts such files.
     """
     contents, reasons, marked = list[str](), list[str](), Counter[str]()
     for file in files:
@@ -302,10 +303,10 @@ def _counted(numbers: Counter[str]) -> str:
 
 
 def _split_by_position(content: str, val_fraction: float) -> list[tuple[str, str]]:
-    """Two documents of one text without paragraphs, cut where a word ends; the second is held out.
+    """Cut a text without paragraphs into two named documents where a word ends; the second is held out.
 
     Raises:
-        ConfigError: it is too short to be cut.
+        ConfigError: the text is too short to be cut.
     """
     middle = len(content) - max(1, round(val_fraction * len(content)))
     last_break = max(content.rfind("\n", 0, middle), content.rfind(" ", 0, middle))
@@ -316,10 +317,16 @@ def _split_by_position(content: str, val_fraction: float) -> list[tuple[str, str
 
 
 def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: float, fingerprint: str = "") -> Corpus:
-    """A corpus of documents with their names, which decide where each stands.
+    """Return a corpus of documents that are in memory.
+
+    Args:
+        source: name of the corpus.
+        named: name and text of each document; the name decides about its split.
+        val_fraction: fraction of the documents that is held out; both splits get at least one.
+        fingerprint: see `Corpus`.
 
     Raises:
-        ConfigError: there is one document.
+        ConfigError: there is only one document.
     """
     held_out = [name == HELD_OUT or (name != TRAIN and for_validation(name, val_fraction)) for name, _ in named]
     if not any(held_out) and len(named) > 1:
@@ -337,22 +344,30 @@ def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: floa
     return Corpus(source, len(named), documents, fingerprint=fingerprint)
 
 
-def _held_out(source: str, whole: Any, val_fraction: float, seed: int) -> Corpus:
-    parts = whole.train_test_split(test_size=val_fraction, seed=seed, shuffle=True)
-    return _from_hub(source, parts["train"], parts["test"])
+def _with_random_split(source: str, rows: Any, val_fraction: float, seed: int) -> Corpus:
+    """Return a corpus of a Hugging Face data set, of which a random fraction of the rows is held out."""
+    splits = rows.train_test_split(test_size=val_fraction, seed=seed, shuffle=True)
+    return _from_hub(source, splits["train"], splits["test"])
 
 
 def _from_hub(source: str, train: Any, val: Any, ends: bool = True) -> Corpus:
+    """Return a corpus of two Hugging Face data sets, each row of which is a document."""
+
     def documents() -> Iterator[tuple[str, bool]]:
         for rows, held_out in ((val, True), (train, False)):
-            for part in range(0, len(rows), 1000):  # a column of 1,000 rows at once is much faster than single rows
-                for content in rows[part : part + 1000]["text"]:
+            for start in range(0, len(rows), 1000):  # reading 1,000 rows at once is much faster than single rows
+                for content in rows[start : start + 1000]["text"]:
                     yield content, held_out
 
     return Corpus(source, len(val) + len(train), documents, ends)
 
 
 def _load_dataset(repository: str, name: str | None, revision: str | None) -> Any:
+    """Load a Hugging Face data set, its splits by name.
+
+    Raises:
+        ConfigError: the package is missing, or the data set cannot be loaded.
+    """
     try:
         from datasets import load_dataset
     except ImportError:

@@ -1,4 +1,4 @@
-"""Token files: made once, mapped into memory, refused when damaged or not as expected.
+"""Token files: written once, mapped into memory, and refused if they are damaged or made with other options.
 
 A corpus is a folder `<paths.data>/language/<name>-<tokenizer>-<hash of its options>` with `train.bin` and `val.bin`,
 the tokens as consecutive little-endian numbers, and a header beside each:
@@ -26,19 +26,27 @@ from language.tokenizers import Tokenizer
 
 FORMAT = 1
 SPLITS = ("train", "val")
-HASHED = 2**30  # bytes up to which a file is hashed each time it is opened; larger ones by language.prepare alone
+HASHED = (
+    2**30
+)  # files of up to so many bytes are hashed each time they are opened, larger ones by language.prepare only
 
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Tokens on the disk, as an array, with their header."""
+    """A token file that is mapped into memory.
+
+    Attributes:
+        path: path of the `.bin` file.
+        tokens: its tokens, (n,).
+        header: its header.
+    """
 
     path: Path
     tokens: np.ndarray
     header: dict[str, Any]
 
     def part(self, ratio: float) -> "TokenFile":
-        """The first part of the tokens."""
+        """Return the file with only the first `ratio` of its tokens."""
         return TokenFile(self.path, self.tokens[: int(ratio * len(self.tokens))], self.header)
 
     def __len__(self) -> int:
@@ -46,13 +54,13 @@ class TokenFile:
 
 
 def digest_file(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 digest of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str) -> dict[str, Any]:
-    """Mark the token file `path` as complete."""
+    """Write the header of the token file `path`, which marks it as complete, and return it."""
     tokens = np.memmap(path, tokenizer.dtype, "r") if path.stat().st_size else np.zeros(0, tokenizer.dtype)
     step = 2**26
     header = {
@@ -73,26 +81,26 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
     """Map a token file into memory after checking it against its header and the tokenizer.
 
     Args:
-        path: the `.bin`.
-        tokenizer: of the model.
-        fingerprint: of the source as it is now; empty if not known.
+        path: path of the `.bin` file.
+        tokenizer: the model's tokenizer.
+        fingerprint: fingerprint of the texts as they are now; empty if not known.
         whole: hash the file however large it is.
 
     Raises:
-        ConfigError: it is absent, damaged, truncated or does not fit; the message has its name and the cause.
+        ConfigError: the file is missing, damaged, truncated or made with other options; the message says which.
     """
-    name = path.with_suffix(".json")
+    header_path = path.with_suffix(".json")
     try:
-        header: dict[str, Any] = json.loads(name.read_text())
+        header: dict[str, Any] = json.loads(header_path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"{path} is not prepared") from None
     except ValueError as error:
-        raise ConfigError(f"{name} is damaged: {error}; {_remedy(path)}") from None
-    wanted = {"format": FORMAT, "tokenizer": tokenizer.name, "dtype": tokenizer.dtype}
-    for key, value in wanted.items():
+        raise ConfigError(f"{header_path} is damaged: {error}; {_remedy(path)}") from None
+    required = {"format": FORMAT, "tokenizer": tokenizer.name, "dtype": tokenizer.dtype}
+    for key, value in required.items():
         if header.get(key) != value:
             raise ConfigError(f"{path} has {key}={header.get(key)}, {value} is needed; {_remedy(path)}")
-    if fingerprint and header.get("fingerprint") not in ("", fingerprint):  # "": of a version that did not look
+    if fingerprint and header.get("fingerprint") not in ("", fingerprint):  # older versions wrote "" for some corpora
         raise ConfigError(f"{path}: its source ({header.get('source')}) has changed since; {_remedy(path)}")
     try:
         size = path.stat().st_size
@@ -114,22 +122,22 @@ def _remedy(path: Path) -> str:
 
 
 def windows(tokens: np.ndarray, starts: np.ndarray, length: int) -> Tensor:
-    """Runs of `length` tokens from given places, in one gather: int64 (len(starts), length)."""
+    """Return the runs of `length` tokens that begin at `starts`, (n,), in one gather: int64 (n, length)."""
     return torch.from_numpy(sliding_window_view(tokens, length)[starts].astype(np.int64))
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Token files, one of which is drawn for each batch or sequence.
+    """Token files, one of which is drawn for each batch or each sequence.
 
     Args:
-        files: where batches come from.
-        probabilities: of each file.
-        block_size: tokens that the model sees at once.
-        by: what is drawn from one file: a `batch` (as in the authors' code) or a `sequence`.
+        files: the token files.
+        probabilities: probability of each file.
+        block_size: length of a sequence, in tokens.
+        by: whether one file is drawn for each `batch` (as in the FIRE authors' code) or for each `sequence`.
 
     Raises:
-        ConfigError: a file is shorter than a block and its next token.
+        ConfigError: a file is too short for a sequence and its next token.
     """
 
     files: tuple[TokenFile, ...]
@@ -145,25 +153,28 @@ class Mixture:
                 )
 
     def batch(self, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
-        """Inputs and next tokens, int64 (size, block_size) each, at random places."""
+        """Draw `size` sequences at random positions: inputs and next tokens, int64 (size, block_size) each."""
         draws = generator.random(size if self.by == "sequence" else 1)
-        chosen = np.searchsorted(np.cumsum(self.probabilities)[:-1], draws, side="right")
-        chosen = np.broadcast_to(chosen, (size,))
-        places = generator.random(size)
+        file_of_row = np.searchsorted(np.cumsum(self.probabilities)[:-1], draws, side="right")
+        file_of_row = np.broadcast_to(file_of_row, (size,))
+        positions = generator.random(size)  # as shares of the file's length
         rows = torch.empty(size, self.block_size + 1, dtype=torch.int64)
         for i, file in enumerate(self.files):
-            mine = np.flatnonzero(chosen == i)
-            if len(mine):
-                starts = (places[mine] * (len(file) - self.block_size)).astype(np.int64)
-                rows[torch.from_numpy(mine)] = windows(file.tokens, starts, self.block_size + 1)
+            from_file = np.flatnonzero(file_of_row == i)
+            if len(from_file):
+                starts = (positions[from_file] * (len(file) - self.block_size)).astype(np.int64)
+                rows[torch.from_numpy(from_file)] = windows(file.tokens, starts, self.block_size + 1)
         return rows[:, :-1], rows[:, 1:]
 
 
 def evenly_spaced(file: TokenFile, block_size: int, count: int) -> Tensor:
-    """At most `count` runs of block_size + 1 tokens spread evenly over a file, without overlap; deterministic.
+    """Return at most `count` runs of block_size + 1 tokens, spread evenly over a file without overlap.
 
     Returns:
-        int64 (n, block_size + 1), n at least 1.
+        int64 (n, block_size + 1), n at least 1, always the same.
+
+    Raises:
+        ConfigError: the file is shorter than one run.
     """
     last = len(file) - block_size - 1
     if last < 0:

@@ -1,4 +1,4 @@
-"""All that changes while a language run trains, and its checkpoint."""
+"""The state of a language run: everything that changes while it trains, and that a checkpoint holds."""
 
 import copy
 from dataclasses import dataclass, field
@@ -18,21 +18,31 @@ from language.task import Task
 
 @dataclass(kw_only=True)
 class Learner(LearnerBase):
-    """All that changes while a language run trains. Steps are optimizer steps."""
+    """The state of a language run. Steps are optimizer steps.
 
-    forward: Any  # a module that gives the loss of a batch: compiled and replicated as asked for
-    loss_sum: Tensor  # of this process's batches since the last row
+    Attributes:
+        forward: a module that returns the loss of a batch, compiled and replicated as the options say.
+        loss_sum: sum of the losses of this process's batches since the last row, a scalar.
+        seen: number of these batches.
+        kept: stored weights of phase 0, by "best" and by the iteration at which they were stored.
+        scaler: scales float16's losses; switched off in other precisions.
+        start_iteration: the iteration of phase 0 from whose weights phase 1 starts.
+        own_loss: held-out loss of each task of a stream at the end of the task, by the task's name.
+    """
+
+    forward: Any
+    loss_sum: Tensor
     seen: int = 0
-    kept: dict[str, dict[str, Any]] = field(default_factory=dict)  # weights of phase 0: best, and at chosen iterations
-    scaler: torch.amp.GradScaler  # of float16's losses; switched off in other precisions
-    start_iteration: int = 0  # of phase 0, whose weights phase 1 starts from
-    own_loss: dict[str, float] = field(default_factory=dict)  # of each task of a stream, when it ended: held-out tokens
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scaler: torch.amp.GradScaler
+    start_iteration: int = 0
+    own_loss: dict[str, float] = field(default_factory=dict)
 
     PLAIN = (*LearnerBase.PLAIN, "loss_sum", "seen", "kept", "start_iteration", "own_loss")
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
-        """The network at its initial weights and the method, before the first step."""
+        """Return the state before the first step: the network at its initial weights, and the method."""
         seeding.seed_everything(seeding.derive(task.config.seed, "init"))
         model = copy.deepcopy(task.model).to(task.device)
         task.group.broadcast_(list(model.parameters()))
@@ -53,34 +63,34 @@ class Learner(LearnerBase):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """For `Run.checkpoint`."""
+        """Return the state for `Run.checkpoint`."""
         return super().state_dict() | {"scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, task: Any, state: dict[str, Any]) -> None:
-        """Go on from the state of a learner of this task."""
+        """Restore what `state_dict` of a learner of this task returned."""
         super().load_state_dict(task, state)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 
     def clear_sums(self) -> None:
-        """Start counting for the next row."""
+        """Set the sums to zero for the next row."""
         self.loss_sum, self.seen = torch.zeros_like(self.loss_sum), 0
 
     @property
     def model(self) -> GPT:
-        """The network itself."""
+        """The network that is trained, neither compiled nor replicated."""
         model = self.net.modules["model"]
         assert isinstance(model, GPT)
         return model
 
     def keep(self, name: str) -> None:
-        """Keep the weights as they are now, for phase 1 to start from."""
-        weights = {key: p.detach().clone() for key, p in self.model.named_parameters()}  # the tied matrix once
+        """Store a copy of the present weights under a name, for phase 1 to start from."""
+        weights = {key: p.detach().clone() for key, p in self.model.named_parameters()}  # has the tied matrix once
         self.kept[name] = {"weights": weights, "iteration": self.phase_step, "val/loss": self.row.get("val/loss")}
 
     @staticmethod
     def parameter_groups(parameters: list[nn.Parameter]) -> list[Any]:
-        """Matrices, the embeddings among them, have the optimizer's weight decay; biases and norms have none."""
+        """Return the optimizer's groups: matrices and embeddings with its weight decay, biases and norms without."""
         groups: list[dict[str, Any]] = [{"params": [p for p in parameters if p.ndim > 1]}]
         if vectors := [p for p in parameters if p.ndim < 2]:
             groups.append({"params": vectors, "weight_decay": 0.0})

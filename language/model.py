@@ -1,4 +1,4 @@
-"""GPT-2's architecture in nanoGPT's layout, with common variants of its parts."""
+"""GPT-2's architecture with nanoGPT's parameter names, and common variants of its parts."""
 
 import math
 from collections.abc import Callable
@@ -11,16 +11,19 @@ from torch.nn import functional as F
 from fire_core.ranges import Count, Decay, Depth, Width, checked, one_of
 from fire_core.units.graph import Consumer, Producer, Units
 
-IGNORED = -1  # a target that does not count
+IGNORED = -1  # a target that is left out of the loss
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """max(x, 0)^2 (So et al., arXiv 2109.08668)."""
+    """Return max(x, 0)^2 (So et al., arXiv 2109.08668)."""
     return F.relu(x).square()
 
 
 def swiglu_hidden(n_embd: int) -> int:
-    """8/3 of the width, rounded up to a multiple of 256: three such matrices have the size of two of 4 x the width."""
+    """Return 8/3 of the width, rounded up to a multiple of 256.
+
+    SwiGLU's three matrices of this hidden width have as many weights as two matrices of hidden width 4 n_embd.
+    """
     return 256 * math.ceil(8 * n_embd / 3 / 256)
 
 
@@ -52,7 +55,7 @@ class Attention(nn.Module):
         return F.dropout(mixed, self.dropout, self.training)
 
     def matrix_blocks(self) -> dict[str, dict[str, int]]:
-        """The rows of `c_attn` that are one matrix each (`fire_core.resolve`)."""
+        """Return the numbers of rows of `c_attn` that belong to one matrix each (see `fire_core.resolve`)."""
         queries, keys = self.n_head * self.head_dim, self.n_kv_head * self.head_dim
         return {"c_attn.weight": {"q": queries, "k": keys, "v": keys}}
 
@@ -158,7 +161,10 @@ class GPT(nn.Module):
         self._initialise(n_layer)
 
     def _initialise(self, n_layer: int) -> None:
-        """N(0, 0.02), divided by sqrt(2 n_layer) for projections into the residual stream, as in GPT-2."""
+        """Draw weights with standard deviation 0.02, for projections into the residual stream over sqrt(2 n_layer).
+
+        Biases are set to zero. This is GPT-2's initialisation.
+        """
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * n_layer))
@@ -168,11 +174,11 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Logits, and the mean cross entropy if there are targets.
+        """Return logits, and the mean cross entropy if there are targets.
 
         Args:
             idx: int64 (B, T) tokens, T at most `block_size`.
-            targets: int64 (B, T) next tokens; -1 is not counted.
+            targets: int64 (B, T) next tokens; -1 is left out of the loss.
 
         Returns:
             With targets, logits (B, T, vocab_size) and the loss; without, logits of the last position
@@ -194,7 +200,7 @@ class GPT(nn.Module):
         return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`: of each block the values and the perceptron's hidden layer."""
+        """Return the hidden units (`fire_core.units.graph`): each block's values and its perceptron's hidden layer."""
         graph = []
         for i, block in enumerate(self.transformer["h"]):
             attention, mlp = block.attn, block.mlp
@@ -211,13 +217,13 @@ class GPT(nn.Module):
 
 
 class NextTokenLoss(nn.Module):
-    """The model's loss alone: a compiled graph then need not keep the logits."""
+    """A module that returns the model's loss alone, so that a compiled graph need not store the logits."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, idx: Tensor, targets: Tensor) -> Tensor:
-        """The mean cross entropy of (B, T) tokens against the next ones."""
+        """Return the mean cross entropy of tokens (B, T) and next tokens (B, T)."""
         loss: Tensor = self.model(idx, targets)[1]
         return loss

@@ -1,4 +1,4 @@
-"""What surrounds the steps of a phase: what is measured, rows, learning rates, checkpoints."""
+"""The parts of a phase around its steps: evaluation, rows of the log, checkpoints, and what methods are given."""
 
 import functools
 import math
@@ -18,37 +18,42 @@ from harness.training.measure import check_finite
 from language.learner import Learner
 from language.task import Task, batch_at
 
-EARLIER = 16  # earlier tasks that are measured at most
-LOGIT = 25  # bytes that a divergence takes for each logit: two float32 networks' logits, logarithms, and what is summed
-ROOM = 3 * 2**29  # bytes of one batch of them, unless a single sequence has more
+EARLIER = 16  # largest number of earlier tasks that are evaluated
+LOGIT = 25  # bytes that `divergence` needs for each logit: logits and logarithms of two networks, and their products
+ROOM = 3 * 2**29  # bytes that a batch of `divergence` may need, unless a single sequence needs more
 
 
 def save(task: Task, learner: Learner, run: Run | None) -> None:
-    """Write a checkpoint of what all processes know together."""
+    """Write a checkpoint with the sums of all processes; raise an error instead if a loss or weight is not finite."""
     check_finite(learner.step, learner.loss_sum, *learner.model.parameters())
-    sums = torch.zeros(task.group.size, dtype=learner.loss_sum.dtype, device=learner.loss_sum.device)  # (ranks,)
-    sums[task.group.rank] = learner.loss_sum
-    task.group.sum_(sums)  # each rank's own, exactly: the others add 0
-    whole = {"loss_sum": sums.sum(), "seen": learner.seen * task.group.size, "rank_sums": sums}
+    rank_sums = torch.zeros(task.group.size, dtype=learner.loss_sum.dtype, device=learner.loss_sum.device)  # (ranks,)
+    rank_sums[task.group.rank] = learner.loss_sum
+    task.group.sum_(rank_sums)  # exact, as the other ranks add 0 to each rank's own sum
+    sums_of_all = {"loss_sum": rank_sums.sum(), "seen": learner.seen * task.group.size, "rank_sums": rank_sums}
     if run is not None:
-        run.checkpoint(learner.step, learner.state_dict() | whole)
+        run.checkpoint(learner.step, learner.state_dict() | sums_of_all)
 
 
 def pass_probe(task: Task, learner: Learner) -> None:
-    """Pass a fixed batch of the phase through the network, for a trigger that looks at activations."""
+    """Pass a fixed batch of the phase through the network, for a trigger that measures activations."""
     with task.autocast():
         learner.model(*batch_at(task, learner.phase, 0, 0))
 
 
 def evaluate(task: Task, learner: Learner) -> dict[str, float]:
-    """Mean loss on the phase's held-out tokens: each corpus's, and weighted as training mixes them."""
+    """Return the mean loss on the phase's held-out tokens.
+
+    val/loss weights the corpora as training mixes them. If there are several, val/loss_<name> is the loss of each.
+    """
     losses = losses_on(task, learner, task.held_out(learner.phase))
-    each = {f"val/loss_{name}": loss for name, loss in losses.items()}
-    return {"val/loss": weighted(task, learner.phase, losses), **(each if len(each) > 1 else {})}
+    scores = {"val/loss": weighted_loss(task, learner.phase, losses)}
+    if len(losses) > 1:
+        scores |= {f"val/loss_{name}": loss for name, loss in losses.items()}
+    return scores
 
 
-def weighted(task: Task, index: int, losses: Mapping[str, float]) -> float:
-    """The loss of phase `index`, from that of each of its names."""
+def weighted_loss(task: Task, index: int, losses: Mapping[str, float]) -> float:
+    """Return the loss of phase `index`, the weighted sum of the losses on its held-out tokens by name."""
     total = 0.0
     for name, (_, weight) in task.phases[index].val.items():
         total += weight * losses[name]
@@ -57,7 +62,13 @@ def weighted(task: Task, index: int, losses: Mapping[str, float]) -> float:
 
 @torch.no_grad()
 def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[str, float]:
-    """Mean loss in evaluation mode on held-out tokens (n, block_size + 1) by name, over all processes."""
+    """Return the mean loss in evaluation mode by name; all processes share the work.
+
+    Args:
+        task: the task of the run.
+        learner: the learner, whose network is evaluated.
+        rows: held-out tokens by name, int64 (n, block_size + 1) each.
+    """
     learner.model.eval()
     losses = {}
     for name, sequences in rows.items():
@@ -72,52 +83,58 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
 
 
 def dealt(task: Task, sequences: Tensor) -> Sequence[Tensor]:
-    """The batches of some sequences that this process looks at, as small as memory asks; the others look at others."""
-    most = max(1, ROOM // (LOGIT * task.vocab_size * (sequences.shape[1] - 1)))
-    batches = sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
-    return [part for batch in batches for part in batch.split(most)]
+    """Return the batches of sequences (n, block_size + 1) that this process evaluates, small enough for memory."""
+    largest = max(1, ROOM // (LOGIT * task.vocab_size * (sequences.shape[1] - 1)))
+    own_batches = sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
+    return [piece for batch in own_batches for piece in batch.split(largest)]
 
 
 def earlier_tasks(task: Task, index: int) -> dict[str, Tensor]:
-    """Held-out tokens of what was trained before phase `index` and is not trained in it, by name.
+    """Return the held-out tokens of tasks that were trained before phase `index` and are not trained in it, by name.
 
-    Of more than `EARLIER` names, evenly spaced ones, the oldest and the newest among them.
+    If there are more than `EARLIER` tasks, evenly spaced ones are taken, the oldest and the newest among them.
     """
-    last = {name: i for i in range(task.first_phase, index) for name in task.phases[i].val}
-    names = [name for name in last if name not in task.phases[index].val]
+    last_phase = {name: i for i in range(task.first_phase, index) for name in task.phases[i].val}
+    names = [name for name in last_phase if name not in task.phases[index].val]
     if len(names) > EARLIER:
         names = [names[i] for i in np.linspace(0, len(names) - 1, EARLIER).round().astype(int)]
-    return {name: task.held_out(last[name])[name] for name in names}
+    return {name: task.held_out(last_phase[name])[name] for name in names}
 
 
 def mean(losses: Mapping[str, float]) -> float:
-    """Over names."""
+    """Return the mean of numbers by name."""
     return math.fsum(losses.values()) / len(losses)
 
 
-class BothSides:
-    """Numbers of the network before and after a method acts: call it before, then after.
+class BoundaryMeasurement:
+    """Measures the network before a method acts, when it is called first, and after it, when it is called again.
 
-    `val_loss` is that of the phase that begins, `previous_loss` of the one before, `earlier_loss` the mean over all
-    earlier tasks that are not trained now. `between["kl"]` is how far the method moved the function: the mean KL
-    divergence of the next token's distribution, before from after, in nats, on held-out tokens of the phase before;
-    where a trigger fired, of the phase itself.
+    `val_loss` is the loss of the phase that begins, `previous_loss` that of the phase before, `earlier_loss` the mean
+    over all earlier tasks that are not trained now.
+
+    The second call adds "kl" to `change`: how far the method moved the function. It is the mean KL divergence, in nats,
+    of the next token's distribution before from that after, on held-out tokens of the phase before (if a trigger fired,
+    of the phase itself).
 
     Args:
-        task: what is fixed.
-        learner: at the boundary, or where a trigger fired.
-        firing: which of the two.
+        task: the task of the run.
+        learner: the learner, at a boundary or when a trigger has fired.
+        firing: whether a trigger has fired.
+
+    Attributes:
+        change: numbers that belong to the action as a whole.
     """
 
     def __init__(self, task: Task, learner: Learner, firing: bool = False) -> None:
         self.task, self.learner, self.firing = task, learner, firing
-        self.known = learner.phase if firing else max(learner.phase - 1, 0)
-        self.old: dict[str, Tensor] | None = None
-        starts = not firing and not task.benchmark.new_tasks
-        self.between: dict[str, float] = {"start_iteration": learner.start_iteration} if starts else {}
+        self.trained_phase = learner.phase if firing else max(learner.phase - 1, 0)
+        self.weights_before: dict[str, Tensor] | None = None
+        self.change: dict[str, float] = {}
+        if not firing and not task.benchmark.new_tasks:
+            self.change["start_iteration"] = learner.start_iteration
 
     def __call__(self) -> dict[str, float]:
-        """The numbers of this side."""
+        """Return losses of the network as it is now, by name."""
         task, learner = self.task, self.learner
         if task.config.metrics in ("off", "weights"):
             return {}
@@ -125,43 +142,50 @@ class BothSides:
         if not self.firing and learner.phase > task.first_phase:
             earlier = earlier_tasks(task, learner.phase)
             losses = losses_on(task, learner, task.held_out(learner.phase - 1) | earlier)
-            numbers["previous_loss"] = weighted(task, learner.phase - 1, losses)
+            numbers["previous_loss"] = weighted_loss(task, learner.phase - 1, losses)
             if earlier:
                 numbers["earlier_loss"] = mean({name: losses[name] for name in earlier})
-        if self.old is None:
-            self.old = {name: p.detach().clone() for name, p in learner.model.named_parameters()}  # tied ones once
+        if self.weights_before is None:  # the first call
+            self.weights_before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
         else:
-            self.between["kl"] = divergence(task, learner, self.old, task.held_out(self.known))
+            self.change["kl"] = divergence(task, learner, self.weights_before, task.held_out(self.trained_phase))
         return numbers
 
 
 @torch.no_grad()
 def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mapping[str, Tensor]) -> float:
-    """Mean over tokens of KL(p_old || p_now) in nats, p the distribution of the next token."""
+    """Return the mean over tokens of KL(p_old || p_now) in nats, p being the distribution of the next token.
+
+    Args:
+        task: the task of the run.
+        learner: the learner, whose network has the present weights.
+        old: earlier weights of the network, by parameter name.
+        rows: held-out tokens by name, int64 (n, block_size + 1) each.
+    """
     learner.model.eval()
     total, count = torch.zeros((), dtype=torch.float64), 0
     for sequences in rows.values():
         for batch in dealt(task, sequences):
             batch = batch.to(task.device)
             with task.autocast():
-                before = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]
-                now = learner.model(batch[:, :-1], batch[:, 1:])[0]
-            p, q = (logits.float().log_softmax(-1) for logits in (before, now))  # (B, T, vocab_size)
-            total += (p.exp() * (p - q)).sum().double().cpu()
+                old_logits = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]
+                new_logits = learner.model(batch[:, :-1], batch[:, 1:])[0]
+            log_p, log_q = (logits.float().log_softmax(-1) for logits in (old_logits, new_logits))  # (B, T, vocab_size)
+            total += (log_p.exp() * (log_p - log_q)).sum().double().cpu()
         count += sequences[:, 1:].numel()
     learner.model.train()
     return task.group.sum_(total).item() / count
 
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
-    """What is known at this step; on every rank, for all take part in the evaluation."""
+    """Return the row of the log at this step, and set the sums to zero; all ranks must call it, as all evaluate."""
     check_finite(learner.step, learner.loss_sum)  # waits for the GPU
-    loss = task.group.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
+    sums = task.group.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
     row = {
         "step": learner.step,
         "phase": learner.phase,
         "iteration": learner.step,
-        "train/loss": (loss[0] / loss[1]).item(),
+        "train/loss": (sums[0] / sums[1]).item(),
         **evaluate(task, learner),
         "lr": learner.optimizer.param_groups[0]["lr"],
         "tokens": learner.step * task.tokens_per_step,
@@ -170,49 +194,62 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     if task.benchmark.new_tasks:
         ended, lead = learner.phase_step == task.phases[learner.phase].length.steps, task.benchmark.lead
         if learner.phase >= lead:
-            begin = {"step": sum(phase.length.steps for phase in task.phases[:lead]), "phase": lead}
-            now, before = (one and one | {key: one[key] - begin[key] for key in begin} for one in (row, learner.row))
-            row |= averages(now, before, learner.phase_step, ended)
+            new_row, previous_row = since_first_task(task, row), since_first_task(task, learner.row)
+            row |= averages(new_row, previous_row, learner.phase_step, ended)
         if ended:
             row |= stability(task, learner, row)
     learner.clear_sums()
     return row
 
 
-def averages(row: dict[str, Any], before: dict[str, Any], phase_step: int, ended: bool) -> dict[str, float]:
-    """How fast a stream's tasks are learned: means of the training loss, each batch's before the update that it causes.
+def since_first_task(task: Task, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with its step and phase counted from the start of the first task; an empty row stays empty."""
+    if not row:
+        return row
+    lead = task.benchmark.lead
+    lead_steps = sum(phase.length.steps for phase in task.phases[:lead])
+    return row | {"step": row["step"] - lead_steps, "phase": row["phase"] - lead}
 
-    task/loss: over the steps of the task so far. online/loss: over all steps so far. task_end/loss: over the tasks that
-    have ended, of the mean over the steps since the last row but one, a task's last quarter.
+
+def averages(row: dict[str, Any], previous_row: dict[str, Any], phase_step: int, ended: bool) -> dict[str, float]:
+    """Return how fast a stream's tasks are learned: means of the training loss, of each batch before its update.
+
+    task/loss is the mean over the steps of the task so far, online/loss over all steps so far. task_end/loss is the
+    mean over the tasks that have ended of the mean over the steps since the last row but one, a task's last quarter.
 
     Args:
         row: the new row.
-        before: the row before; empty at the start of a run.
+        previous_row: the row before; empty at the start of a run.
         phase_step: steps of the task so far.
-        ended: whether the task ends with this row.
+        ended: whether the task ends with the new row.
     """
-    loss, steps = row["train/loss"], row["step"] - before.get("step", 0)
-    same = before.get("phase") == row["phase"]
+    loss: float = row["train/loss"]
+    steps = row["step"] - previous_row.get("step", 0)
+    same_task = previous_row.get("phase") == row["phase"]
 
-    def average(name: str, last: float, value: float, share: float) -> dict[str, float]:
-        return {name: last + (value - last) * share}
+    def updated_average(previous: float, share: float) -> float:
+        return previous + (loss - previous) * share
 
-    numbers = average("online/loss", before.get("online/loss", 0.0), loss, steps / row["step"])
-    numbers |= average("task/loss", before["task/loss"] if same else 0.0, loss, steps / phase_step)
-    name = "task_end/loss"
+    numbers = {
+        "online/loss": updated_average(previous_row.get("online/loss", 0.0), steps / row["step"]),
+        "task/loss": updated_average(previous_row["task/loss"] if same_task else 0.0, steps / phase_step),
+    }
     if ended:
-        return numbers | average(name, before.get(name, 0.0), loss, 1 / (row["phase"] + 1))
-    return numbers | ({name: before[name]} if name in before else {})
+        numbers["task_end/loss"] = updated_average(previous_row.get("task_end/loss", 0.0), 1 / (row["phase"] + 1))
+    elif "task_end/loss" in previous_row:
+        numbers["task_end/loss"] = previous_row["task_end/loss"]
+    return numbers
 
 
 def stability(task: Task, learner: Learner, row: Mapping[str, float]) -> dict[str, float]:
-    """At the end of a task: the held-out loss of earlier ones, and backward transfer.
+    """Return the held-out loss of earlier tasks at the end of a task, and the backward transfer.
 
-    The latter is the mean over earlier tasks of what the loss was at the task's own end less what it is now: below 0,
-    the task was forgotten.
+    Backward transfer is the mean over earlier tasks of the loss at the task's own end minus the loss now. Below 0,
+    tasks have been forgotten.
     """
-    own = task.phases[learner.phase].val
-    learner.own_loss |= {name: row["val/loss"] if len(own) == 1 else row[f"val/loss_{name}"] for name in own}
+    names = task.phases[learner.phase].val
+    for name in names:
+        learner.own_loss[name] = row["val/loss"] if len(names) == 1 else row[f"val/loss_{name}"]
     if not (earlier := earlier_tasks(task, learner.phase)):
         return {}
     losses = losses_on(task, learner, earlier)
@@ -221,22 +258,22 @@ def stability(task: Task, learner: Learner, row: Mapping[str, float]) -> dict[st
 
 
 def loss_of(task: Task, learner: Learner, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean loss of a batch, in the run's precision."""
+    """Return the mean loss of a batch, a scalar, in the run's precision."""
     with task.autocast():
         loss: Tensor = learner.model(inputs, targets)[1]
     return loss
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
-    """What a method is told when it acts; a pass is what comes between two rows.
+    """Return what a method is given when it acts; its one pass of batches are the batches between two rows.
 
     Args:
-        task: what is fixed.
-        learner: as it is now.
-        at: when.
-        step_loss: around a step, the loss of its last batch.
+        task: the task of the run.
+        learner: the learner.
+        at: the kind of moment.
+        step_loss: around a step, the loss of the step's last micro-batch.
     """
-    names = ("firing", learner.step) if at == "firing" else ("method", learner.phase, learner.phase_step)
+    seed_names = ("firing", learner.step) if at == "firing" else ("method", learner.phase, learner.phase_step)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for step in range(task.phases[learner.phase].rows_every):
@@ -246,7 +283,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
     return Context(
         phase=learner.phase,
         step=learner.step,
-        generator=seeding.generator(task.config.seed, *names),
+        generator=seeding.generator(task.config.seed, *seed_names),
         batches=batches,
         loss=functools.partial(loss_of, task, learner),
         optimizers=learner.optimizer_parts,

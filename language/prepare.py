@@ -1,6 +1,6 @@
-"""Texts into token files: `python -m language.prepare dataset=pydoc`, `dataset=text path=my/notes tokenizer=gpt2`.
+"""Tokenise texts: `python -m language.prepare dataset=pydoc`, `dataset=text path=my/notes tokenizer=gpt2`.
 
-Documents are tokenised in order into `train.bin.part` and `val.bin.part`, which get their names when both are whole.
+Documents are tokenised in order into `train.bin.part` and `val.bin.part`, which are renamed when both are complete.
 """
 
 import inspect
@@ -33,7 +33,7 @@ from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
 
 log = logging.getLogger(__name__)
-BATCH = 500  # documents tokenised at once
+BATCH = 500  # documents that are tokenised together
 
 
 @dataclass
@@ -42,10 +42,10 @@ class PrepareConfig:
 
     program: str = "language.prepare"
     dataset: Group = MISSING
-    path: str | None = None  # of dataset=text
+    path: str | None = None  # file or folder of dataset=text
     tokenizer: str = "byte"
     progress: bool = True
-    check: bool = True  # hash whole files that are there already, however large
+    check: bool = True  # hash files that exist already, however large they are
     paths: Paths = MISSING
 
 
@@ -72,57 +72,67 @@ def main(config: DictConfig) -> None:
 
 
 def corpus_folder(data: Path, options: dict[str, Any], tokenizer: Tokenizer) -> Path:
-    """Where a corpus's token files are, by its name, tokenizer and options."""
+    """Return the folder of a corpus's token files, named by the corpus, the tokenizer and a digest of the options."""
     name = check_name("dataset.name", str(options["name"]))
     return data / "language" / f"{name}-{tokenizer.name}-{digest(options)}"
 
 
 def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool) -> dict[str, TokenFile]:
-    """The token files of a corpus, by split, prepared now if they are absent and need no download.
+    """Return the token files of a corpus, by split; they are prepared now if they are missing and need no download.
 
     Args:
         data: `paths.data`.
-        options: of the corpus, as in `conf/dataset`.
-        tokenizer: of the model.
-        local: whether its texts are on this machine.
+        options: options of the corpus, as in `conf/dataset`.
+        tokenizer: the model's tokenizer.
+        local: whether the texts are on this machine.
 
     Raises:
-        ConfigError: the files are absent and not local, or damaged.
+        ConfigError: the files are missing and the texts are not on this machine, or they are damaged.
     """
     folder = corpus_folder(data, options, tokenizer)
     if local:
         return prepare(data, options, tokenizer, progress=False, whole=False)
     if not all((folder / f"{split}.json").exists() for split in SPLITS):
-        defaults = inspect.signature(get_method(options["_target_"])).parameters
-        own = {name: value for name, value in options.items() if name in defaults and value != defaults[name].default}
-        also = "".join(f" dataset.{name}={'null' if value is None else value}" for name, value in own.items())
+        parameters = inspect.signature(get_method(options["_target_"])).parameters
+        arguments = ""  # those that differ from their defaults, for the command that prepares the corpus
+        for name, value in options.items():
+            if name in parameters and value != parameters[name].default:
+                arguments += f" dataset.{name}={'null' if value is None else value}"
         raise ConfigError(
             f"dataset {options['name']} is not prepared in {folder}: run python -m language.prepare "
-            f"dataset={options['name']}{also} tokenizer={tokenizer.name} paths.data={data} first"
+            f"dataset={options['name']}{arguments} tokenizer={tokenizer.name} paths.data={data} first"
         )
     fingerprint = _fingerprint(data, options)
     return {split: open_tokens(folder / f"{split}.bin", tokenizer, fingerprint) for split in SPLITS}
 
 
 def _fingerprint(data: Path, options: dict[str, Any]) -> str:
-    """A digest of the files and folders that a corpus's options name and that are there; empty if there are none."""
-    known = with_contents(options, data / "language" / ".contents")
-    contents = {key: value for key, value in known.items() if key not in options}
+    """Return a digest of the existing files and folders that a corpus's options name; empty if there are none."""
+    options_and_contents = with_contents(options, data / "language" / ".contents")
+    contents = {key: value for key, value in options_and_contents.items() if key not in options}
     return digest(contents, 64) if contents else ""
 
 
 def prepare(
     data: Path, options: dict[str, Any], tokenizer: Tokenizer, progress: bool = True, whole: bool = True
 ) -> dict[str, TokenFile]:
-    """Make a corpus's token files, or check those that exist.
+    """Write a corpus's token files, or check those that exist, and return them by split.
+
+    Args:
+        data: `paths.data`.
+        options: options of the corpus, as in `conf/dataset`.
+        tokenizer: the model's tokenizer.
+        progress: show a progress bar.
+        whole: hash existing files however large they are.
 
     Raises:
-        ConfigError: texts, a package or disk space are missing, or files that are there are damaged.
+        ConfigError: texts, a package or disk space are missing, or existing files are damaged.
     """
     folder = corpus_folder(data, options, tokenizer)
     ready = all((folder / f"{split}.json").exists() for split in SPLITS)
     fingerprint = "" if "path" in options else _fingerprint(data, options)
-    if not ready or "path" in options or (fingerprint and options.get("local")):  # a user's own files may have changed
+    # A user's own files may have changed since they were prepared, so their corpus is read in any case.
+    if not ready or "path" in options or (fingerprint and options.get("local")):
         arguments = {key: value for key, value in options.items() if key not in NOT_OPTIONS}
         corpus: Corpus = build("dataset", arguments, Corpus)
         fingerprint = corpus.fingerprint or fingerprint or _fingerprint(data, options)
@@ -142,13 +152,13 @@ def prepare(
     return files
 
 
-NOT_OPTIONS = ("name", "local", "expected_tokens")  # of a corpus: for this module, not for its function
+NOT_OPTIONS = ("name", "local", "expected_tokens")  # entries of conf/dataset that are no arguments of the corpus
 
 
 def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
-    """Tokenise all documents; one process at a time, others wait for it."""
+    """Tokenise all documents into the token files of a folder; other processes that want to do it wait."""
     with FileLock(folder / "prepare.lock"):
-        if all((folder / f"{split}.json").exists() for split in SPLITS):  # another process has finished it
+        if all((folder / f"{split}.json").exists() for split in SPLITS):  # another process has written them
             return
         _tokenise(folder, corpus, tokenizer, progress)
         for split in SPLITS:
@@ -158,7 +168,7 @@ def _make(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) ->
 
 
 def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool) -> None:
-    """Write the tokens of each split."""
+    """Write the tokens of each split into `<split>.bin.part`."""
     bar = tqdm(total=corpus.count, desc=folder.name, unit="doc", disable=not progress)
     train_part, val_part = (folder / f"{split}.bin.part" for split in SPLITS)
     with bar, train_part.open("wb") as train, val_part.open("wb") as val:

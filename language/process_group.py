@@ -1,4 +1,4 @@
-"""The processes of one run: alone, or those that torchrun started."""
+"""The processes of one run: a single one, or those that torchrun has started."""
 
 import io
 import logging
@@ -18,18 +18,18 @@ PATIENCE = timedelta(days=7)
 
 
 def world_size() -> int:
-    """How many processes torchrun's environment says that the run has; 1 without it."""
+    """Return the number of processes of the run by torchrun's environment; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """The processes of one run, as each of them sees them.
+    """This process's view of the processes of the run.
 
     Attributes:
-        rank: of this process.
-        size: world size.
-        device: of this process.
+        rank: rank of this process.
+        size: number of processes.
+        device: device of this process.
     """
 
     rank: int
@@ -51,18 +51,18 @@ class ProcessGroup:
             return cls(0, 1, resolve_device(device))
         if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
             device = f"cuda:{os.environ['LOCAL_RANK']}"
-        found = resolve_device(device)
+        own_device = resolve_device(device)
         if not dist.is_initialized():
-            if found.type == "cuda":
-                torch.cuda.set_device(found)
-            backend = "cpu:gloo,cuda:nccl" if found.type == "cuda" else "gloo"
+            if own_device.type == "cuda":
+                torch.cuda.set_device(own_device)
+            backend = "cpu:gloo,cuda:nccl" if own_device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=PATIENCE)
         if dist.get_rank() > 0:
             logging.getLogger("language").setLevel(logging.ERROR)
-        return cls(dist.get_rank(), size, found)
+        return cls(dist.get_rank(), size, own_device)
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's nested state of tensors, numbers and strings, on each rank's device."""
+        """Return rank 0's value, nested state of tensors, numbers and strings, with tensors on each rank's device."""
         if self.size == 1:
             return value
         buffer = io.BytesIO()
@@ -79,7 +79,7 @@ class ProcessGroup:
         return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=self.device, weights_only=True)
 
     def maximum(self, *numbers: int) -> list[int]:
-        """The largest of each number over the ranks. It goes over the CPU, so that no GPU waits."""
+        """Return the largest of each number over the ranks. The numbers go over the CPU, so that no GPU waits."""
         if self.size == 1:
             return list(numbers)
         values = torch.tensor(numbers)
@@ -87,13 +87,13 @@ class ProcessGroup:
         return values.tolist()
 
     def sum_(self, value: Tensor) -> Tensor:
-        """The sum over the ranks, in place."""
+        """Sum a tensor over the ranks, in place, and return it."""
         if self.size > 1:
             dist.all_reduce(value)
         return value
 
     def broadcast_(self, tensors: list[Tensor]) -> None:
-        """Rank 0's values on every rank, in place."""
+        """Copy rank 0's tensors to every rank, in place."""
         if self.size > 1:
             with torch.no_grad():
                 for tensor in tensors:

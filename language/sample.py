@@ -1,9 +1,9 @@
-"""Text from a trained language model.
+"""Write text with a trained language model.
 
     python -m language.sample RUN prompt="def main" tokens=200 temperature=0.8
 
-RUN is a run folder, runs/language/<name>. Options: prompt= (empty: the start of a document), tokens= (how many are
-written), temperature= (0: always the likeliest token), top_k= (null: all tokens), seed=, device=.
+RUN is a run folder, runs/language/<name>. Options: prompt= (empty: the start of a document), tokens= (how many to
+write), temperature= (0: always the likeliest token), top_k= (null: all tokens), seed=, device=.
 """
 
 import sys
@@ -43,7 +43,7 @@ def main(folder: str, options: Options) -> None:
 
 
 def sample(trained: Trained, options: Options) -> str:
-    """The prompt and the text that the model writes after it."""
+    """Return the prompt and the text that the model writes after it."""
     prompt: Tensor = trained.preprocess(options.prompt)  # (1, tokens)
     if not prompt.numel():
         prompt = torch.full((1, 1), get_tokenizer(trained.config.tokenizer).end, device=prompt.device)
@@ -56,15 +56,15 @@ def sample(trained: Trained, options: Options) -> str:
 def generate(
     model: nn.Module, prompt: Tensor, tokens: int, temperature: float, top_k: int | None, generator: torch.Generator
 ) -> Tensor:
-    """Tokens drawn one by one, each given those before it as far as the model's block reaches.
+    """Draw tokens one by one, each given the tokens before it as far as the model's block size reaches.
 
     Args:
         model: a GPT in evaluation mode.
         prompt: int64 (1, n), n at least 1.
-        tokens: how many are drawn.
-        temperature: logits are divided by it; 0 takes the likeliest token.
-        top_k: only these many likeliest tokens are drawn from; None: all.
-        generator: on the CPU, so that all devices draw alike.
+        tokens: number of tokens to draw.
+        temperature: number by which logits are divided; 0 takes the likeliest token.
+        top_k: draw from this many likeliest tokens only; None draws from all.
+        generator: a CPU generator, so that all devices draw alike.
 
     Returns:
         int64 (1, n + tokens).
@@ -76,8 +76,8 @@ def generate(
             drawn = logits.argmax(keepdim=True)
         else:
             if top_k is not None:
-                least = logits.topk(min(top_k, len(logits))).values[-1]
-                logits = logits.masked_fill(logits < least, -torch.inf)
+                smallest_kept = logits.topk(min(top_k, len(logits))).values[-1]
+                logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
             drawn = torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)
         prompt = torch.cat([prompt, drawn.view(1, 1).to(prompt.device)], 1)
     return prompt

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Length:
-    """The lengths of one phase.
+    """The length of a phase and of its parts.
 
     Attributes:
-        tokens: that the phase trains on.
-        iterations: these tokens in whole iterations.
+        tokens: tokens that the phase trains on.
+        iterations: whole iterations (optimizer steps) that these tokens make.
         warmup: iterations of the linear warm-up.
-        decay: the iteration at which the rate reaches its lowest value.
-        eval_interval: iterations between two evaluations; 0 in phases of fewer than 20.
-        steps: optimizer steps made.
+        decay: the iteration at which the learning rate reaches its lowest value.
+        eval_interval: iterations between two evaluations; 0 in phases of fewer than 20 iterations.
+        steps: optimizer steps that are made, one more than `iterations` with `extra_step`.
     """
 
     tokens: int
@@ -36,18 +36,18 @@ def phase_length(
     extra_step: bool = False,
     iterations: int | None = None,
 ) -> Length | None:
-    """The length of a phase, None if it has no token.
+    """Return the length of a phase, None if it has no token.
 
     Args:
-        dataset_tokens: of the training data, before `ratio`.
-        passes: over them.
-        tokens_per_iteration: in one optimizer step.
+        dataset_tokens: tokens of the training data, before `ratio`.
+        passes: passes over the data that are used.
+        tokens_per_iteration: tokens of an optimizer step.
         ratio: fraction of the data that is used.
-        warmup_ratio: fraction of the iterations that warms up, at most `max_warmup` iterations.
-        max_warmup: see `warmup_ratio`.
-        max_eval_interval: largest number of iterations between evaluations, which come every 20th of the phase.
+        warmup_ratio: fraction of the iterations in which the rate grows, at most `max_warmup` iterations.
+        max_warmup: largest number of iterations in which the rate grows.
+        max_eval_interval: largest number of iterations between evaluations, of which there are at least 20 in a phase.
         extra_step: make one step more than the phase has iterations, as the authors' code does.
-        iterations: of the phase, overriding `passes`.
+        iterations: iterations of the phase, instead of those of `passes`.
     """
     tokens = int(passes * dataset_tokens * ratio) if iterations is None else iterations * tokens_per_iteration
     if tokens <= 0:
@@ -58,18 +58,18 @@ def phase_length(
 
 
 def learning_rate(iteration: int, warmup: int, decay: int, lr: float, min_lr: float) -> float:
-    """Linear warm-up from lr / (warmup + 1), a half cosine down to `min_lr` at iteration `decay`, then constant.
+    """Return the learning rate: linear warm-up from lr / (warmup + 1), half a cosine down to `min_lr`, then constant.
 
     Args:
-        iteration: of the phase, from 0.
+        iteration: iteration of the phase, from 0.
         warmup: iterations of the warm-up.
         decay: the iteration at which the lowest rate is reached.
         lr: the highest rate.
-        min_lr: the lowest one.
+        min_lr: the lowest rate.
     """
     if iteration < warmup:
         return lr * (iteration + 1) / (warmup + 1)
     if iteration > decay:
         return min_lr
-    done = (iteration - warmup) / max(1, decay - warmup)
-    return min_lr + 0.5 * (1 + math.cos(math.pi * done)) * (lr - min_lr)
+    progress = (iteration - warmup) / max(1, decay - warmup)  # of the cosine, from 0 to 1
+    return min_lr + 0.5 * (1 + math.cos(math.pi * progress)) * (lr - min_lr)

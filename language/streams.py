@@ -1,7 +1,7 @@
-"""Streams of tasks for language models: where plasticity is lost, and where forgetting is measured.
+"""Streams of tasks for language models, in which plasticity is lost and forgetting is measured.
 
-Methods act from the first phase on, and the optimizer's state survives a boundary unless a method resets it: the
-baseline does not know of the boundary. With `optimizer=new` it does.
+Methods act from the first phase on. The optimizer's state survives a boundary unless a method resets it, because the
+baseline must not know of boundaries; with `optimizer=new` each task has a new optimizer.
 """
 
 import functools
@@ -17,19 +17,20 @@ from language.benchmark import Benchmark, Corpora, Phase, Setting
 from language.data import Mixture, TokenFile
 from language.schedule import Length
 
-Tasks = Annotated[int, within(1, 100_000)]  # a list of phases is made of them
+Tasks = Annotated[int, within(1, 100_000)]  # limited, as all phases are held in a list
 Iterations = Annotated[int, within(1, 10**9)]
 ONE_TEXT = "dataset=stdlib, pydoc, wikitext103, openwebtext, or dataset=text dataset.path=..."
-ROWS = 4  # of a task: the last one has the mean loss of the last quarter, of less where 4 does not divide iterations
+# Rows of the log in a task. The last one has the mean loss of the last quarter, or less if 4 does not divide the steps.
+ROWS = 4
 
 
 class Stream(Benchmark):
-    """What streams have in common.
+    """Base class of streams, with the same number of iterations in each task.
 
     Args:
-        iterations: of each task.
-        optimizer: keep: its state survives a boundary, unless a method resets it. new: a new one in each task, as if
-            the boundary were known.
+        iterations: iterations of each task.
+        optimizer: `keep` lets its state survive a boundary, unless a method resets it. `new` starts a new optimizer in
+            each task, as if boundaries were known.
     """
 
     def __init__(self, iterations: int, optimizer: str) -> None:
@@ -44,10 +45,17 @@ class Stream(Benchmark):
         task: str | None = None,
         iterations: int | None = None,
     ) -> Phase:
-        """A phase on some of the corpora, as a task of the given name; None: each corpus under its own name.
+        """Return a phase on a mixture of corpora in equal shares.
+
+        Args:
+            corpora: all corpora by name.
+            names: the corpora that the phase trains on.
+            setting: properties of the run.
+            task: name of the task; None evaluates each corpus under its own name.
+            iterations: iterations of the phase; None takes those of a task.
 
         Raises:
-            ConfigError: a corpus is shorter than a block.
+            ConfigError: a corpus is too short for a sequence.
         """
         share = 1 / len(names)
         files = tuple(corpora[name]["train"] for name in names)
@@ -59,14 +67,14 @@ class Stream(Benchmark):
 
 
 class PermutedText(Stream):
-    """The same text in each task, written in an alphabet that is permuted anew: only the tokens' names change.
+    """The same text in each task, with a new permutation of the tokens' numbers.
 
-    Every order of the alphabet is as hard as another to a network that has just been initialised. What a network learns
-    about the next token in one task is of use in the next, once it has learned the alphabet.
+    To a newly initialised network every permutation is equally hard. What a network learns about the next token in one
+    task is of use in the next, once it has learned the new numbers.
 
     Args:
         tasks: number of tasks.
-        iterations: of each task.
+        iterations: iterations of each task.
         optimizer: see `Stream`.
     """
 
@@ -78,7 +86,7 @@ class PermutedText(Stream):
         self.tasks = tasks
 
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
-        """A phase a task."""
+        """Return a phase for each task; see `Benchmark.phases`."""
         if len(corpora) != 1:
             raise ConfigError(f"benchmark=permuted_text has one text: {ONE_TEXT}")
         phases = []
@@ -93,7 +101,7 @@ class OneText(Stream):
     """Training on one text: a single phase.
 
     Args:
-        iterations: of the run.
+        iterations: iterations of the run.
     """
 
     @checked
@@ -101,19 +109,19 @@ class OneText(Stream):
         super().__init__(iterations, "keep")
 
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
-        """The phase."""
+        """Return the only phase; see `Benchmark.phases`."""
         if len(corpora) != 1:
             raise ConfigError(f"benchmark=one_text has one text: {ONE_TEXT}")
         return [self.phase(corpora, list(corpora), setting)]
 
 
 class Domains(Stream):
-    """Texts of several kinds in turn, round and round; by default each once, then the first again.
+    """Texts of several kinds, one after the other and then from the first on again.
 
     Args:
-        tasks: number of tasks; None: one more than there are texts.
-        iterations: of each task.
-        pretrain: iterations on all texts mixed, before the first task: a phase of its own.
+        tasks: number of tasks; None takes one more than there are texts, so that the first text comes twice.
+        iterations: iterations of each task.
+        pretrain: iterations on a mixture of all texts in a phase before the first task; with 0 there is no such phase.
         optimizer: see `Stream`.
     """
 
@@ -129,24 +137,25 @@ class Domains(Stream):
         self.tasks, self.pretrain, self.lead = tasks, pretrain, int(pretrain > 0)
 
     def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
-        """A phase a task, after that of the mixture if there is one."""
+        """Return a phase for each task, after that of the mixture if there is one; see `Benchmark.phases`."""
         names = list(corpora)
         if len(names) < 2:
             raise ConfigError(
                 "benchmark=domains needs two texts or more: dataset=domains, or your own by dataset=texts "
                 "dataset.first.path=... dataset.second.path=... 'dataset.more=[...]'"
             )
-        mixed = [self.phase(corpora, names, setting, iterations=self.pretrain)] if self.pretrain else []
-        order = [names[i % len(names)] for i in range(self.tasks or len(names) + 1)]
-        return mixed + [self.phase(corpora, [name], setting) for name in order]
+        phases = [self.phase(corpora, names, setting, iterations=self.pretrain)] if self.pretrain else []
+        for i in range(self.tasks or len(names) + 1):
+            phases.append(self.phase(corpora, [names[i % len(names)]], setting))
+        return phases
 
 
 @functools.lru_cache(maxsize=64)
 def alphabet(vocab_size: int, seed: int, task: int) -> Tensor:
-    """A permutation of all tokens, int64 (vocab_size,), from the run's seed and the task's number alone."""
+    """Return a permutation of all tokens, int64 (vocab_size,), drawn from the run's seed and the task's number."""
     return torch.randperm(vocab_size, generator=seeding.generator(seed, "alphabet", task))
 
 
 def relabel(order: functools.partial[Tensor], tokens: Tensor) -> Tensor:
-    """Each token's name in the permuted alphabet; int64, of the tokens' shape."""
+    """Return each token's number in the permutation that `order()` returns; int64, of the shape of `tokens`."""
     return order()[tokens]

@@ -1,4 +1,4 @@
-"""What is fixed before the first step of `language.train`: options, processes, data, phases."""
+"""Everything about a language run that is fixed before its first step: options, processes, data, phases."""
 
 import contextlib
 import math
@@ -50,10 +50,10 @@ class LanguageConfig(Trunk):
     tokenizer: str = "byte"  # byte, gpt2
     batch_size: Width = MISSING  # sequences that one process takes at once
     accumulation: Width = 1  # such batches in an optimizer step, those of all processes together
-    eval_sequences: Width = MISSING  # held-out sequences of each corpus that are looked at
+    eval_sequences: Width = MISSING  # held-out sequences of each corpus that are evaluated
     lr: Positive = 4e-3  # for gpt_tiny; the paper's 6e-4 is in experiment=fig3
     min_lr_ratio: Share = 0.1  # of lr, at the end of each phase
-    tuned: str = "auto"  # whose tuned values the method takes: conf/tuned
+    tuned: str = "auto"  # the setting whose tuned values the method takes, a file of conf/tuned
     grad_clip: Positive | None = 1.0
     # At boundaries. off: SFE alone; weights: DfI too; cheap: losses and divergence too; full: also the weights'
     # stable rank. auto: cheap up to a million weights, beyond weights.
@@ -63,26 +63,41 @@ class LanguageConfig(Trunk):
     compile: Compile = "off"
 
 
-PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}  # of its two corpora
+# Options that a data set of two corpora has in addition, with what they accept.
+PAIR = {"dataset.replay": within(0, 1), "dataset.mix_by": one_of("batch", "sequence")}
 register("language", LanguageConfig)
 
 
 @dataclass
 class Task:
-    """What is fixed before the first step: processes, data, phases, options. Everything else is a `Learner`."""
+    """Everything that is fixed before the first step; what changes while a run trains is in the `Learner`.
 
-    config: LanguageConfig  # plain, as a look into a DictConfig takes as long as a small operation
+    Attributes:
+        config: the options, as a plain dataclass, because reading a DictConfig takes as long as a small operation.
+        group: the processes of the run.
+        corpora: token files by the corpus's name (for a pair: first, second), then by split.
+        vocab_size: size of the tokenizer's vocabulary.
+        benchmark: the benchmark.
+        phases: its phases on these corpora.
+        model: the network at its initial weights, on the CPU. A template, like the method and the trigger: learners
+            copy them.
+        method: the method, before the run.
+        trigger: the trigger, before the run; None if the method acts at boundaries.
+        rows: held-out tokens of each token file, int64 (n, block_size + 1), before a phase relabels them.
+    """
+
+    config: LanguageConfig
     group: ProcessGroup
-    corpora: dict[str, dict[str, TokenFile]]  # by name (of a pair: first, second), then by split
+    corpora: dict[str, dict[str, TokenFile]]
     vocab_size: int
     benchmark: Benchmark
     phases: list[Phase]
-    model: GPT  # at its initial weights, on the CPU; it and the method are never trained: learners take copies
+    model: GPT
     method: Method
-    trigger: Trigger | None  # never asked either
-    rows: dict[Path, Tensor] = field(default_factory=dict)  # held-out tokens of each file, as they stand in it
+    trigger: Trigger | None
+    rows: dict[Path, Tensor] = field(default_factory=dict)
 
-    METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # of each step, for triggers
+    METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # numbers of each step that triggers can follow
 
     @classmethod
     def from_config(cls, config: DictConfig) -> "Task":
@@ -91,7 +106,7 @@ class Task:
         Raises:
             ConfigError: an option is out of its range, the data are not there or damaged, or do not fit together.
         """
-        # What needs no other process is refused before they meet: each says it, none dies of another's end.
+        # These checks come before processes join, so that each process reports the error itself.
         check_options(config, PAIR if "replay" in config.dataset else None)
         if config.accumulation % (size := world_size()):
             raise ConfigError(
@@ -102,17 +117,18 @@ class Task:
         group = ProcessGroup.join(config.device)
         set_up_torch(group.device, config.threads, config.deterministic)
         tokenizer = get_tokenizer(config.tokenizer)
-        # All that needs no data comes first: preparing them takes time and writes files.
+        # Everything that needs no data is checked first, because preparing data takes time and writes files.
         benchmark = build("benchmark", config.benchmark, Benchmark)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
         options.metrics = settled(options.metrics, model)
         trigger = build_trigger(options.trigger)
-        stays = benchmark.keeps_optimizer or trigger is not None
-        check_works(options, group, model, method, "" if stays else f"benchmark={options.benchmark['name']}")
+        keeps_optimizer = benchmark.keeps_optimizer or trigger is not None
+        renewed_by = "" if keeps_optimizer else f"benchmark={options.benchmark['name']}"
+        check_works(options, group, model, method, renewed_by)
         check_optimizer(config.optimizer)
-        plain_first = benchmark.methods_from_phase and benchmark.start != "scratch"  # phase 0 is trained without it
-        idle = {} if plain_first else idle_beside(method, config)
+        has_phase_without_method = benchmark.methods_from_phase and benchmark.start != "scratch"
+        idle = {} if has_phase_without_method else idle_beside(method, config)
         if benchmark.new_tasks:
             idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
         elif config.benchmark.iterations is not None:
@@ -125,15 +141,15 @@ class Task:
         phases = benchmark.phases(corpora, setting)
         task = cls(options, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
         for index in range(len(phases)):
-            task.held_out(index)  # a corpus that is too short is refused now
+            task.held_out(index)  # refuses a corpus that is too short before the run starts
         task.check_trigger()
         return task
 
     def check_trigger(self) -> None:
-        """Refuse a trigger that cannot work in this run.
+        """Check that the trigger can work in this run.
 
         Raises:
-            ConfigError: with the reason.
+            ConfigError: it cannot, with the reason.
         """
         name = self.config.trigger["name"]
         check_trigger(
@@ -150,7 +166,7 @@ class Task:
             raise ConfigError(f"trigger={name} adds up losses, of which each process has its own: use one process")
 
     def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """The weights of a network built as at the start of the run, from a seed of this moment, alike on all ranks."""
+        """Return the weights, alike on all ranks, of a network built as at the start but from a seed of this moment."""
         with seeding.seeded(self.config.seed, "init", *moment):
             model = build_model(self.config, self.vocab_size).to(self.device)
         self.group.broadcast_(list(model.parameters()))
@@ -158,17 +174,17 @@ class Task:
 
     @property
     def device(self) -> torch.device:
-        """Where this process computes."""
+        """The device of this process."""
         return self.group.device
 
     @property
     def guessed(self) -> float | None:
-        """The loss of a guess that takes all tokens for equally likely; None: the headline is no loss."""
+        """The loss of guessing that all tokens are equally likely; None if the headline is no loss."""
         return math.log(self.vocab_size) if self.headline.endswith("/loss") else None
 
     @property
     def headline(self) -> str:
-        """The number of the summary that is shown and returned."""
+        """Name of the number in the summary that is shown and returned."""
         return self.benchmark.headline
 
     @property
@@ -188,7 +204,7 @@ class Task:
 
     @property
     def first_phase(self) -> int:
-        """The phase that training starts with: from scratch there is no phase 0."""
+        """The phase that training starts with; with `start=scratch` there is no phase 0."""
         return 1 if self.start == "scratch" else 0
 
     @property
@@ -197,73 +213,79 @@ class Task:
         return self.phase_end(len(self.phases) - 1)
 
     def phase_end(self, index: int) -> int:
-        """The learner's step at which phase `index` ends."""
+        """Return the step of the run at which phase `index` ends."""
         return sum(phase.length.steps for phase in self.phases[self.first_phase : index + 1])
 
     def rate_factor(self, index: int, step: int) -> float:
-        """Of the base learning rate, for step `step` of phase `index`."""
+        """Return the factor of the base learning rate for step `step` of phase `index`."""
         length = self.phases[index].length
         return learning_rate(step, length.warmup, length.decay, 1.0, self.config.min_lr_ratio)
 
     @property
     def tokens_per_step(self) -> int:
-        """Over all processes."""
+        """Tokens of an optimizer step, of all processes together."""
         return int(self.config.batch_size * self.config.accumulation * self.config.model["block_size"])
 
     def held_out(self, index: int) -> dict[str, Tensor]:
-        """Held-out tokens of phase `index` by name, int64 (n, block_size + 1) each, always the same."""
-        phase, found = self.phases[index], {}
+        """Return the held-out tokens of phase `index` by name, int64 (n, block_size + 1) each, always the same."""
+        phase, held_out = self.phases[index], {}
         for name, (file, _) in phase.val.items():
             if file.path not in self.rows:
                 self.rows[file.path] = evenly_spaced(file, self.config.model["block_size"], self.config.eval_sequences)
-            found[name] = self.rows[file.path] if phase.relabel is None else phase.relabel(self.rows[file.path])
-        return found
+            rows = self.rows[file.path]
+            held_out[name] = rows if phase.relabel is None else phase.relabel(rows)
+        return held_out
 
     def method_acts_in(self, phase: int) -> bool:
-        """Whether the method shapes what happens within `phase`."""
+        """Return whether the method's hooks are called within phase number `phase`."""
         return self.method.acts_within_phases and phase >= self.methods_from_phase
 
     def asks_in(self, phase: int) -> bool:
-        """Whether the trigger is asked within `phase`."""
+        """Return whether the trigger is asked within phase number `phase`."""
         return self.trigger is not None and phase >= self.methods_from_phase
 
     @property
     def steps_before_trigger(self) -> int:
-        """Optimizer steps before the first that a trigger is asked about."""
+        """Optimizer steps before the first step that the trigger is asked about."""
         return sum(phase.length.steps for phase in self.phases[self.first_phase : self.methods_from_phase])
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers: its options, and the tokens themselves."""
+        """Return everything that shapes the run's numbers: its options, and digests of the tokens."""
         tokens = {
             part: {split: file.header["sha256"] for split, file in files.items()}
             for part, files in self.corpora.items()
         }
-        what = {**identity(asdict(self.config)), "tokens": tokens}
+        run_identity = {**identity(asdict(self.config)), "tokens": tokens}
         if self.forgets_start:
-            what["benchmark"] = what["benchmark"] | {"start": STARTS[0]}
-        return what
+            run_identity["benchmark"] = run_identity["benchmark"] | {"start": STARTS[0]}
+        return run_identity
 
     @property
     def forgets_start(self) -> bool:
-        """Whether a full reset makes phase 1 the same from any checkpoint of phase 0: such runs are one run."""
+        """Whether a full reset makes phase 1 the same from any checkpoint of phase 0, so that such runs are one run."""
         resets = isinstance(self.method, FullReset) and acts_at_boundaries(self.config.trigger)
         return resets and not self.benchmark.new_tasks and self.first_phase == 0
 
     def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of it that shapes phase 0, which is shared: neither the method nor anything of phase 1."""
+        """Return the part of the identity that shapes the first phase; None if its result cannot be shared.
+
+        Runs of several methods share a first phase in which no method acts. Nothing that concerns later phases alone is
+        in the result.
+        """
         if self.first_phase > 0 or self.method_acts_in(0) or self.asks_in(0):
             return None
-        what = self.identity()
+        run_identity = self.identity()
+        without_method = without(run_identity, ("method", "metrics", "trigger"))
         if self.benchmark.new_tasks:
-            return without(what, ("method", "metrics", "trigger")) if len(self.phases) > 1 else None
-        benchmark = without(what["benchmark"], ("start",))
+            return without_method if len(self.phases) > 1 else None
+        benchmark = without(run_identity["benchmark"], ("start",))
         for key in ("passes", "ratio", "iterations"):
             benchmark[key] = benchmark[key] and benchmark[key][:1]
-        parts = {"dataset": what["dataset"]["first"], "tokens": what["tokens"]["first"]}
-        return {**without(what, ("method", "metrics", "trigger")), "benchmark": benchmark, **parts}
+        first_corpus = {"dataset": run_identity["dataset"]["first"], "tokens": run_identity["tokens"]["first"]}
+        return {**without_method, "benchmark": benchmark, **first_corpus}
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """Half precision where it is asked for."""
+        """Return a context in which the network computes in the precision of `precision=`."""
         return autocast(self.device, self.config.precision)
 
 
@@ -286,7 +308,9 @@ def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
 
 
 def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The corpora of `dataset=` by name: one alone, those of a pair or of domains, and one's own `more` texts.
+    """Return the options of each corpus of `dataset=`, by name.
+
+    These are a single corpus, those of a pair or of domains, and the user's own texts in `dataset.more`.
 
     Raises:
         ConfigError: `dataset.more` is no list of paths.
@@ -301,10 +325,10 @@ def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method, renewed_by: str) -> None:
-    """Refuse a method that cannot work on the model, or in the way in which it is trained here; see `check_method`.
+    """Check that the method can work on the model, and in the way in which it is trained here; see `check_method`.
 
     Raises:
-        ConfigError: with the reason.
+        ConfigError: it cannot, with the reason.
     """
     refused: dict[str, str] = {}
     if group.size > 1:
@@ -321,35 +345,36 @@ def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method:
 
 
 def build_model(config: LanguageConfig | DictConfig, vocab_size: int) -> GPT:
-    """The network of `model=`, for the tokenizer's vocabulary."""
+    """Build the network of `model=` for the tokenizer's vocabulary."""
     options = {key: config.model[key] for key in config.model if key != "layout"}
     model: GPT = build("model", options, GPT, vocab_size=vocab_size)
     return model
 
 
 def batch_at(task: Task, phase: int, step: int, number: int) -> tuple[Tensor, Tensor]:
-    """Batch `number` of a step, wherever it is computed: (batch_size, block_size) inputs and next tokens.
+    """Return micro-batch `number` of a step: inputs and next tokens (batch_size, block_size), on the device.
 
-    Its places come from a seed of its own, so that neither a resume nor the number of processes changes them.
+    Its positions in the text have a seed of their own, so that neither a resume nor the number of processes changes
+    them.
     """
     generator = np.random.Generator(np.random.Philox(seeding.derive(task.config.seed, "batch", phase, step, number)))
-    return drawn(task, phase, generator, task.config.batch_size)
+    return draw_batch(task, phase, generator, task.config.batch_size)
 
 
 def micro_batches(task: Task, phase: int, step: int) -> list[tuple[Tensor, Tensor]]:
-    """The batches of a step that this process takes, one after the other."""
-    mine = range(task.group.rank, task.config.accumulation, task.group.size)
-    return [batch_at(task, phase, step, number) for number in mine]
+    """Return the micro-batches of a step that this process computes, one after the other."""
+    own_numbers = range(task.group.rank, task.config.accumulation, task.group.size)
+    return [batch_at(task, phase, step, number) for number in own_numbers]
 
 
-def drawn(task: Task, phase: int, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
-    """(size, block_size) inputs and next tokens of a phase, on the device."""
+def draw_batch(task: Task, phase: int, generator: np.random.Generator, size: int) -> tuple[Tensor, Tensor]:
+    """Draw inputs and next tokens (size, block_size) of a phase, and return them on the device."""
     inputs, targets = task.phases[phase].data.batch(generator, size)
     if (relabel := task.phases[phase].relabel) is not None:
         inputs, targets = relabel(inputs), relabel(targets)
     if task.device.type != "cuda":
         return inputs.to(task.device), targets.to(task.device)
-    # The GPU is still at the step before: it takes the batch from pinned memory when it gets there.
+    # The GPU is still at the step before. From pinned memory it can take the batch later, without the host waiting.
     return (
         inputs.contiguous().pin_memory().to(task.device, non_blocking=True),
         targets.contiguous().pin_memory().to(task.device, non_blocking=True),

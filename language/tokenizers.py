@@ -1,4 +1,4 @@
-"""Text to token numbers: bytes as they are, or GPT-2's byte-pair encoding."""
+"""Tokenizers: the bytes of a text, or GPT-2's byte-pair encoding."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ class Tokenizer:
     """The interface of a tokenizer.
 
     Attributes:
-        name: as in `tokenizer=`.
-        vocab_size: rows of the embedding; it may be padded above the largest token.
-        dtype: numpy's name of the type that token files use.
-        end: the token between documents.
+        name: name of the tokenizer in `tokenizer=`.
+        vocab_size: number of rows of the embedding, which may be padded above the largest token.
+        dtype: NumPy's name of the type in which token files store tokens.
+        end: the token that separates documents.
     """
 
     name: str
@@ -23,11 +23,11 @@ class Tokenizer:
     end: int
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """The tokens of each text, without the one between documents."""
+        """Return the tokens of each text, (n,), without the token that separates documents."""
         raise NotImplementedError
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of tokens; what is no text is shown as a replacement character."""
+        """Return the text of tokens; tokens that make no valid text become replacement characters."""
         raise NotImplementedError
 
 
@@ -53,7 +53,7 @@ class GPT2Tokenizer(Tokenizer):
 
     def decode(self, tokens: list[int]) -> str:
         encoding = self._encoding()
-        text: str = encoding.decode([token for token in tokens if token < encoding.n_vocab])  # beyond it is padding
+        text: str = encoding.decode([token for token in tokens if token < encoding.n_vocab])  # the rest is padding
         return text
 
     def _encoding(self) -> Any:
@@ -62,8 +62,8 @@ class GPT2Tokenizer(Tokenizer):
         except ImportError:
             raise ConfigError('tokenizer=gpt2 needs tiktoken: pip install -e ".[harness,language]"') from None
         try:
-            return tiktoken.get_encoding("gpt2")  # tiktoken keeps it in memory after the first time
-        except Exception as error:  # whatever its HTTP client raises
+            return tiktoken.get_encoding("gpt2")  # tiktoken caches it in memory
+        except Exception as error:  # its HTTP client raises errors of many classes
             raise ConfigError(
                 f"tokenizer=gpt2: tiktoken cannot load its vocabulary ({error}); it downloads it once, or reads it "
                 "from the folder that TIKTOKEN_CACHE_DIR names"
@@ -74,10 +74,10 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {kind.name: kind for kind in (ByteToken
 
 
 def get_tokenizer(name: str) -> Tokenizer:
-    """The tokenizer of a name.
+    """Return the tokenizer of this name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none.
     """
     if name not in TOKENIZERS:
         raise ConfigError(f"tokenizer={name} is unknown; accepted: {', '.join(TOKENIZERS)}")

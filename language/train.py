@@ -1,10 +1,9 @@
 """Language models through a sequence of phases: `python -m language.train method=base,fire -m`.
 
 In streams (`benchmark=permuted_text`, `domains`) each phase is a new task and the method acts at each boundary: the
-default. In the paper's figure 3 (`benchmark=continual_pretraining`) phase 0 overfits a small corpus and keeps
+default. In the paper's figure 3 (`benchmark=continual_pretraining`) phase 0 overfits a small corpus and stores
 checkpoints; phase 1 starts from one of them, a method acts, and training goes on with a larger corpus mixed in. Under
-torchrun, rank 0 keeps the run folder and sends
-the others what to train. Read from `main` down.
+torchrun, rank 0 has the run folder and tells the others what to train. Read the file from `main` down.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ from harness.training.loop import Loop
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.phase import (
-    BothSides,
+    BoundaryMeasurement,
     make_context,
     make_row,
     pass_probe,
@@ -47,16 +46,16 @@ from language.trained import load
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="language")
 def main(config: DictConfig) -> float:
-    """Train one configuration to its end; returns the benchmark's headline, which `hydra/sweeper=optuna` minimises."""
+    """Train one configuration and return the benchmark's headline, the number that `hydra/sweeper=optuna` minimises."""
     return execute(config, PROGRAM)
 
 
 @contextlib.contextmanager
 def processes(task: Task) -> Iterator[bool]:
-    """Yields True on rank 0, which keeps the run folder; the others first train whatever rank 0 trains, to its end."""
+    """Yield True on rank 0, which has the run folder; on others, train whatever rank 0 trains and then yield False."""
     if task.group.rank == 0:
         yield True
-        task.group.broadcast(None)  # there is no more
+        task.group.broadcast(None)  # tells the others that nothing more is to be trained
     else:
         while (order := task.group.broadcast()) is not None:
             train(task, None, **order)
@@ -64,9 +63,15 @@ def processes(task: Task) -> Iterator[bool]:
 
 
 def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
+    """Train from a checkpoint's state up to a phase.
 
-    All processes run this loop, each on batches of its own. Rank 0 has the `run` and tells the others what to train.
+    All processes run this loop, each on batches of its own. Rank 0 tells the others what to train.
+
+    Args:
+        task: the task of the run.
+        run: the run's folder; None on ranks other than 0.
+        state: state of a checkpoint; None starts the run.
+        stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
@@ -78,16 +83,17 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
     if state is not None:
         with loading():
             learner.load_state_dict(task, state)
-            if len(sums := state.get("rank_sums", ())) == group.size:  # added up as if nothing had been
-                learner.loss_sum, learner.seen = sums[group.rank].clone(), learner.seen // group.size
-            elif group.rank > 0:
-                learner.clear_sums()  # rank 0 has the sums over all
+            rank_sums = state.get("rank_sums", ())
+            if len(rank_sums) == group.size:  # each rank goes on with its own sum, as if the run had not stopped
+                learner.loss_sum, learner.seen = rank_sums[group.rank].clone(), learner.seen // group.size
+            elif group.rank > 0:  # the number of processes has changed: rank 0 goes on with the sums of all
+                learner.clear_sums()
     start(task, learner, None if config.compile == "off" else pass_probe)
-    weights = "" if task.benchmark.new_tasks else f" from {task.start}"
-    title = f"{config.method['name']}{weights} seed {config.seed}"
+    start_weights = "" if task.benchmark.new_tasks else f" from {task.start}"
+    title = f"{config.method['name']}{start_weights} seed {config.seed}"
     write_checkpoint = functools.partial(save, task, learner, run)
-    shown = config.progress and group.rank == 0
-    with Loop(learner, run, task.total_steps, title, shown, group.maximum) as loop:
+    show_progress = config.progress and group.rank == 0
+    with Loop(learner, run, task.total_steps, title, show_progress, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or not learner.optimizers:
                 begin_phase(task, learner, index, run)
@@ -125,7 +131,7 @@ PROGRAM = Program(Task.from_config, train, groups=("benchmark", "dataset"), load
 
 
 def keep_weights(task: Task, learner: Learner) -> None:
-    """In phase 0: keep the weights if they are the best yet, or if this iteration is a chosen one."""
+    """Store the weights of phase 0 if they are the best so far, or if `benchmark.checkpoints` has this iteration."""
     if learner.row and learner.row["step"] == learner.step:
         best = learner.kept.get("best", {"val/loss": math.inf})["val/loss"]
         if learner.row["val/loss"] < best:
@@ -135,15 +141,15 @@ def keep_weights(task: Task, learner: Learner) -> None:
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
-    """Take up the weights to start from, let the method act, measure what it did, start a new optimizer if due."""
+    """Load the weights to start from, let the method act, measure what it did, and start a new optimizer if due."""
     seeding.seed_everything(seeding.derive(task.config.seed, "phase", index))
     if index > 0:
         learner.start_iteration = learner.phase_step
-        if (kept := learner.kept.get(str(task.start))) is not None:
-            learner.start_iteration = kept["iteration"]
+        if (stored := learner.kept.get(str(task.start))) is not None:
+            learner.start_iteration = stored["iteration"]
             with torch.no_grad():
                 for name, parameter in learner.model.named_parameters():
-                    parameter.copy_(kept["weights"][name])
+                    parameter.copy_(stored["weights"][name])
         learner.kept = {}
         learner.phase, learner.phase_step = index, 0
         if acts_at_boundaries(task.config.trigger):
@@ -154,11 +160,11 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
-    """Let the method act before the phase that begins, or where the trigger fired, and measure what it did.
+    """Let the method act before the phase that begins, or because the trigger fired, and measure what it did.
 
-    Where a trigger fired the optimizer stays, with what the method leaves of its state.
+    If the trigger fired, the optimizer goes on with the state that the method leaves it.
     """
-    measure = BothSides(task, learner, firing=firing is not None)
+    measure = BoundaryMeasurement(task, learner, firing=firing is not None)
     act_at_boundary(
         task,
         learner,
@@ -167,23 +173,29 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         measure=measure,
         level=task.config.metrics,
         afterwards=lambda: task.group.broadcast_(list(learner.model.parameters())),
-        also=measure.between,
+        also=measure.change,
         firing=firing,
     )
 
 
 def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tensor]], acts: bool) -> Tensor:
-    """One optimizer step on this process's micro-batches; `acts`: with the method's penalty and hooks around the step.
+    """Make one optimizer step.
+
+    Args:
+        task: the task of the run.
+        learner: the learner.
+        batch: this process's micro-batches, each inputs and next tokens (batch_size, block_size).
+        acts: whether to add the method's penalty and call its hooks around the step.
 
     Returns:
-        The loss of the last micro-batch, on the device.
+        The loss of the last micro-batch, a scalar on the device.
     """
     config, optimizer, forward, scaler = task.config, learner.optimizer, learner.forward, learner.scaler
     optimizer.zero_grad(set_to_none=True)
     for number, (inputs, targets) in enumerate(batch, 1):
-        last = number == len(batch)  # gradients travel once a step
-        alone = isinstance(forward, DistributedDataParallel) and not last
-        with forward.no_sync() if alone else contextlib.nullcontext():
+        # Processes exchange gradients once in a step, in the last micro-batch.
+        skip_exchange = isinstance(forward, DistributedDataParallel) and number < len(batch)
+        with forward.no_sync() if skip_exchange else contextlib.nullcontext():
             with task.autocast():
                 loss = forward(inputs, targets)
             scaler.scale(loss / len(batch)).backward()
@@ -192,7 +204,7 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
     if acts:
         with learner.method_meter:
             if (penalty := learner.method.penalty(learner.net)) is not None:
-                scaler.scale(penalty).backward()  # the same on every rank, after gradients have been averaged
+                scaler.scale(penalty).backward()  # the same on every rank, so it needs no averaging
     scaler.unscale_(optimizer)
     norm = nn.utils.clip_grad_norm_(learner.model.parameters(), config.grad_clip or math.inf)
     if task.device.type == "cpu" and not scaler.is_enabled():  # on a GPU, reading each norm would make it wait

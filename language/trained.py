@@ -1,4 +1,4 @@
-"""A trained language model, for `harness.load`."""
+"""Load the network of a trained language run, for `harness.load`."""
 
 import functools
 from typing import Any
@@ -14,7 +14,7 @@ from language.tokenizers import get_tokenizer
 
 
 def load(task: Task, state: dict[str, Any]) -> Trained:
-    """The language model of a state, with its tokenizer."""
+    """Return the language model of a checkpoint's state, with its tokenizer."""
     learner = Learner.new(task)
     learner.load_networks(state)
     learner.phase, learner.step = state["phase"], state["step"]
@@ -33,7 +33,7 @@ def load(task: Task, state: dict[str, Any]) -> Trained:
 
 
 def tokens_of(task: Task, phase: int, text: str) -> Tensor:
-    """The tokens of a text, int64 (1, tokens), in the alphabet of phase `phase` where a stream permutes it."""
+    """Return the tokens of a text, int64 (1, tokens), as phase `phase` numbers them if a stream permutes them."""
     (tokens,) = get_tokenizer(task.config.tokenizer).encode([text])
     plain = torch.from_numpy(tokens.astype("int64"))
     relabel = task.phases[phase].relabel
@@ -41,7 +41,7 @@ def tokens_of(task: Task, phase: int, text: str) -> Tensor:
 
 
 def text_of(task: Task, phase: int, tokens: Tensor) -> str:
-    """The text of tokens (n,): what `tokens_of` made, back."""
+    """Return the text of tokens (n,), the inverse of `tokens_of`."""
     plain, relabel = tokens.cpu(), task.phases[phase].relabel
     if relabel is not None:
         plain = relabel(torch.arange(task.vocab_size)).argsort()[plain]
@@ -49,7 +49,7 @@ def text_of(task: Task, phase: int, tokens: Tensor) -> str:
 
 
 def evaluate_quietly(task: Task, learner: Learner) -> dict[str, float]:
-    """The validation loss; the model stays in evaluation mode."""
+    """Return the losses of `evaluate`, and leave the model in evaluation mode."""
     losses = evaluate(task, learner)
     learner.model.eval()
     return losses
