@@ -1,1 +1,1 @@
-"""Reinforcement learning: DQN on Atari and classic control, SAC on continuous control; watching trained policies."""
+"""Reinforcement learning: DQN on Atari and classic control, SAC on continuous control, and playing trained agents."""

@@ -1,4 +1,4 @@
-"""Play with a trained agent, print each return, and film it.
+"""Let a trained agent play, print the return of each episode, and film it.
 
     python -m rl.play RUN episodes=3 video=out.mp4
 
@@ -26,7 +26,7 @@ from harness.trained.load import Trained
 from harness.training import seeding
 from rl.common.film import Film, Picture, rendered, save_strip
 
-RATE = 30.0  # pictures a second, where an environment names no rate
+RATE = 30.0  # pictures a second, if an environment does not say its rate
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ class Options:
 
 @dataclass(frozen=True)
 class Played:
-    """A step of play: the picture after it, if pictures are drawn, and the return of an episode that it ended."""
+    """The result of one step of play.
+
+    Attributes:
+        picture: the picture after the step; None if no pictures are drawn.
+        ended: the return of the episode that the step ended; None if it ended none.
+    """
 
     picture: Picture | None
     ended: float | None
@@ -55,10 +60,10 @@ class Game:
     """An environment that a trained agent plays.
 
     Attributes:
-        first: the picture of the first state; None: none is drawn.
-        step: makes a step; a new episode begins where one ends.
-        rate: steps a second, as the environment's author would see them.
-        cut: begins a new episode; returns the return so far.
+        first: the picture of the first state; None if no pictures are drawn.
+        step: makes a step, and begins a new episode if it ends one.
+        rate: steps a second at which the environment is meant to be watched.
+        cut: begins a new episode and returns the return of the unfinished one.
     """
 
     first: Picture | None
@@ -90,7 +95,7 @@ def main(folder: str, options: Options) -> None:
 
 
 def play(game: Game, options: Options, film: Film | None) -> list[float]:
-    """The return of each episode; pictures go into the film, and those of the first episode into the strip."""
+    """Play episodes and return the return of each; film all of them, and write the strip of the first."""
     returns: list[float] = []
     pictures = [] if game.first is None else [game.first]
     if film is not None and game.first is not None:
@@ -102,7 +107,7 @@ def play(game: Game, options: Options, film: Film | None) -> list[float]:
         if played.picture is not None:
             if film is not None:
                 film.add(played.picture)
-            # Where an episode ends the next has begun: its picture is of no interest for a strip of the first one.
+            # When an episode has ended the picture is the next one's first, which does not belong into the strip.
             if not returns and options.strip is not None and played.ended is None:
                 pictures.append(played.picture)
         total, note = played.ended, ""
@@ -119,13 +124,13 @@ def play(game: Game, options: Options, film: Film | None) -> list[float]:
 
 @contextlib.contextmanager
 def dqn_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[Game]:
-    """The game of a DQN agent, played greedily."""
+    """Yield the game of a DQN agent, which takes the actions of the largest value."""
     from rl.dqn.changing import Changing
     from rl.dqn.learner import greedy_actions
     from rl.dqn.task import make_env
 
     task, config = trained.task, trained.config
-    if draws and "options" in config.env:  # gymnasium's; games of pixels show what the agent sees
+    if draws and "options" in config.env:  # gymnasium's environments; of games of pixels the agent's frames are shown
         config = replace(
             config, env=config.env | {"options": (config.env["options"] or {}) | {"render_mode": "rgb_array"}}
         )
@@ -152,7 +157,7 @@ def dqn_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[G
 
 @contextlib.contextmanager
 def sac_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[Game]:
-    """The game of a SAC agent, with the policy's mean actions."""
+    """Yield the game of a SAC agent, which takes the policy's mean actions."""
     from rl.sac.phase import policy
     from rl.sac.workers import Tasks, Worker
 

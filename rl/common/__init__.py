@@ -1,1 +1,1 @@
-"""What both agents share: phases, boundary, checkpoints, the replay on disk, memory."""
+"""The code that both agents share: phases, boundaries, environments, checkpoints, the replay on disk."""

@@ -1,4 +1,4 @@
-"""What restarts at a boundary: the options `boundary.*` of both agents."""
+"""The options `boundary.*` of both agents, which say what restarts at a boundary."""
 
 import logging
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 
 log = logging.getLogger(__name__)
-POLICY = {"optimizer": "new", "temperature": "new", "target": "copy"}  # unless the method's `restarts` departs
+# What `auto` stands for, unless the method's `restarts` says something else.
+DEFAULTS = {"optimizer": "new", "temperature": "new", "target": "copy"}
 
 
 @dataclass
 class Boundary:
-    """What restarts at a boundary, beside what the method does to the weights: conf/boundary tells all."""
+    """What restarts at a boundary besides what the method does to the weights; conf/boundary describes the values."""
 
     optimizer: Annotated[str, one_of("auto", "new", "forget", "keep")] = "auto"
     target: Annotated[str, one_of("auto", "copy", "keep")] = "auto"
@@ -26,38 +27,38 @@ class Boundary:
 
     @property
     def restarts_networks(self) -> bool:
-        """Whether something restarts where a trigger fires, whatever the method does."""
+        """Whether something restarts when a trigger fires, whatever the method does."""
         return bool({"new", "copy"} & {self.optimizer, self.target})
 
 
 def settle_boundary(config: DictConfig, method: Method, new_data: bool) -> None:
-    """Put what applies in the place of each `boundary` option that is left at `auto`.
+    """Replace each `boundary` option that is `auto` by the value that applies.
 
     Args:
         config: the program's options; changed in place.
-        method: as the run will use it.
+        method: the method of the run.
         new_data: whether the agent is told that its observations change at boundaries.
     """
     boundary, name = config.boundary, config.method.name
-    data = "new" if new_data else "keep"
-    for part in [key for key, value in boundary.items() if value == "auto"]:
-        usual = POLICY.get(part, data)
-        boundary[part] = method.restarts.get(part, usual)
-        if boundary[part] != usual:
-            log.info("boundary.%s=%s, as method=%s needs; otherwise %s", part, boundary[part], name, usual)
+    default_of_data = "new" if new_data else "keep"  # of replay and statistics
+    for option in [key for key, value in boundary.items() if value == "auto"]:
+        default = DEFAULTS.get(option, default_of_data)
+        boundary[option] = method.restarts.get(option, default)
+        if boundary[option] != default:
+            log.info("boundary.%s=%s, as method=%s needs; otherwise %s", option, boundary[option], name, default)
 
 
 def check_boundary(method: Method, name: str, *, optimizer: str, target: str) -> None:
-    """Refuse options under which something would never be trained, or be changed twice.
+    """Check that a method works with the options, so that all is trained and nothing is changed twice.
 
     Args:
-        method: as the run will use it.
-        name: the method's.
-        optimizer: `boundary.optimizer`.
-        target: `boundary.target`.
+        method: the method of the run.
+        name: name of the method.
+        optimizer: value of `boundary.optimizer`.
+        target: value of `boundary.target`.
 
     Raises:
-        ConfigError: the method cannot work with these.
+        ConfigError: the method cannot work with these values.
     """
     if method.acts_on_optimizer_alone and optimizer != "forget":
         instead = "brings a new one" if optimizer == "new" else "keeps it whole"
@@ -77,15 +78,16 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
 
 
 def update_targets(method: Method, net: Net, context: Context | None, how: str) -> None:
-    """Update the target networks of `net` as the option says.
+    """Update the target networks of `net` as `boundary.target` says.
 
     Args:
-        method: of the run.
-        net: with its targets.
-        context: with which the method has just acted on `net.modules`; None: it has not, so `act` and `follow` keep.
-        how: act: the method acts on the target's own weights too. follow: the same, then the weights that it projects
-            are copied from the trained network (biases stay the target's own). copy: the target becomes a copy of the
-            trained network. keep: it stays as it is.
+        method: the method of the run.
+        net: the networks with their targets.
+        context: the context with which the method has just acted on `net.modules`. None if it has not acted, and then
+            `act` and `follow` keep the targets as they are.
+        how: `act` lets the method act on the target's own weights too. `follow` does the same, and then copies the
+            weights that the method projects from the trained network (biases stay the target's own). `copy` makes the
+            target a copy of the trained network. `keep` leaves it as it is.
     """
     if how in ("act", "follow"):
         if context is None:

@@ -1,7 +1,8 @@
 """Streams of control tasks on which agents lose plasticity: `benchmark=continual_control` of both agents.
 
-Each task is the same environment, or the next of a list of environments with one interface, behind other observations
-(permuted, with other signs, shifted) and other physics. A return is that of training episodes: `Returns`.
+Each task is the same environment, or the next of a list of environments with the same interface, with changed
+observations (permuted, with other signs, shifted) and changed physics. The score is the return of training episodes,
+see `Returns`.
 """
 
 import logging
@@ -20,7 +21,7 @@ from harness.training import seeding
 from rl.common.physics import PARAMETERS
 
 log = logging.getLogger(__name__)
-LAST = 0.25  # the part of a task whose returns are its score
+LAST = 0.25  # share of a task, at its end, whose returns are the task's score
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,18 @@ class Phase:
 
 
 def split(*ends: int) -> list[Phase]:
-    """Phases that follow each other and end at these steps."""
+    """Return phases that follow each other and end at these steps."""
     return [Phase(start, end) for start, end in zip((0, *ends), ends, strict=False)]
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a task changes.
+    """What a task changes in observations and physics.
 
     Attributes:
-        order: which number of a padded observation comes at each place, (size,).
-        signs: 1 or -1 for each place, (size,).
-        offset: what is added, (size,).
+        order: (size,), the index in the padded observation of the number that the task shows at each position.
+        signs: (size,), 1 or -1 for each position.
+        offset: (size,), added to each position.
         physics: factors of parameters, by name (`rl.common.physics`).
     """
 
@@ -53,7 +54,7 @@ class Change:
     physics: dict[str, float]
 
     def observe(self, x: np.ndarray) -> np.ndarray:
-        """Observations (..., numbers) as this task shows them, (..., size) float32; zeros are behind their numbers."""
+        """Return observations (..., n) as this task shows them, (..., size) float32, padded with zeros first."""
         padded = np.zeros((*x.shape[:-1], len(self.order)), np.float32)
         padded[..., : x.shape[-1]] = x
         shown: np.ndarray = padded[..., self.order] * self.signs + self.offset
@@ -63,23 +64,23 @@ class Change:
 class ContinualControl:
     """Tasks of equal length, one after the other.
 
-    Where boundaries are known, the agent starts each task at its first exploration rate, conf/boundary says what
-    else restarts, and methods act there. Where they are hidden, none of this happens; a method acts where its trigger
-    says (`trigger=`).
+    If boundaries are known, the agent explores each task anew from its first exploration rate, conf/boundary says what
+    else restarts, and methods act there. If they are hidden, none of this happens, and a method acts when its trigger
+    fires (`trigger=`).
 
     Args:
-        tasks: how many.
-        steps: of each, counted as the program counts its own (`total_steps` of DQN, `env_steps` of SAC).
-        sequence: names of environments, which take turns; null: all tasks are in the one of `env=`.
-        size: of an observation, with zeros behind its own numbers; null: the largest of the environments'.
-        permute: whether each task has an order of its own of an observation's numbers.
-        signs: whether each task flips the signs of half of them, on average.
-        offset: deviation of the normal numbers that each task adds to an observation.
-        physics: parameter -> lowest and highest factor; each task draws one, evenly in the logarithm.
+        tasks: number of tasks.
+        steps: steps of each task, counted as the program counts its own (`total_steps` of DQN, `env_steps` of SAC).
+        sequence: names of environments, which take turns; null takes that of `env=` for all tasks.
+        size: length to which observations are padded with zeros; null takes the longest of the environments'.
+        permute: whether each task shows the numbers of an observation in an order of its own.
+        signs: whether each task flips the sign of each number with a chance of one half.
+        offset: standard deviation of the normal numbers that each task adds to an observation.
+        physics: parameter -> lowest and highest factor; each task draws a factor uniformly in the logarithm.
         boundaries: known or hidden.
 
     Raises:
-        ValueError: there is no such parameter of physics, or its factors are no range.
+        ValueError: a parameter of physics is unknown, or its factors are no range.
     """
 
     @checked
@@ -108,19 +109,19 @@ class ContinualControl:
 
     @property
     def total_steps(self) -> int:
-        """Of all tasks."""
+        """Steps of all tasks together."""
         return self.tasks * self.steps
 
     def phases(self, option: str, total: int, each: int = 1) -> list[Phase]:
-        """A phase for each task.
+        """Return a phase for each task.
 
         Args:
-            option: that says the run's length.
-            total: its value.
-            each: of these steps, in one of the loop's.
+            option: name of the option that says the run's length.
+            total: value of this option.
+            each: how many of these steps one step of the training loop makes.
 
         Raises:
-            ConfigError: the length is another one than that of all tasks.
+            ConfigError: `total` is not the length of all tasks together.
         """
         if total != self.total_steps:
             raise ConfigError(
@@ -131,39 +132,41 @@ class ContinualControl:
         return split(*(self.steps // each * task for task in range(1, self.tasks + 1)))
 
     def changes_observations(self) -> list[str]:
-        """What turns off the options that change observations, of those that are on."""
-        off = {"size": "null", "permute": "false", "signs": "false", "offset": "0"}
-        return [f"benchmark.{name}={value}" for name, value in off.items() if getattr(self, name)]
+        """Return, for each option that changes observations and is on, the text that turns it off."""
+        off_values = {"size": "null", "permute": "false", "signs": "false", "offset": "0"}
+        return [f"benchmark.{name}={value}" for name, value in off_values.items() if getattr(self, name)]
 
     def change(self, seed: int, task: int, size: int) -> Change:
-        """What a task changes, by the run's seed.
+        """Draw what a task changes.
 
         Args:
-            seed: of the run.
-            task: its number, from 0.
-            size: of an observation.
+            seed: seed of the run.
+            task: number of the task, from 0.
+            size: length of an observation.
         """
-        draw = np.random.default_rng(seeding.derive(seed, "task", task))
-        order = draw.permutation(size) if self.permute else np.arange(size)
-        signs = draw.choice([-1.0, 1.0], size) if self.signs else np.ones(size)
-        offset = draw.normal(0.0, self.offset, size)
-        ends = {name: np.log(self.physics[name]) for name in sorted(self.physics)}
-        factors = {name: float(np.exp(draw.uniform(*pair))) for name, pair in ends.items()}
+        generator = np.random.default_rng(seeding.derive(seed, "task", task))
+        order = generator.permutation(size) if self.permute else np.arange(size)
+        signs = generator.choice([-1.0, 1.0], size) if self.signs else np.ones(size)
+        offset = generator.normal(0.0, self.offset, size)
+        factors = {}
+        for name in sorted(self.physics):
+            lowest, highest = np.log(self.physics[name])
+            factors[name] = float(np.exp(generator.uniform(lowest, highest)))
         return Change(order, signs.astype(np.float32), offset.astype(np.float32), factors)
 
-    def name_of(self, task: int, otherwise: str) -> str:
-        """The environment of a task."""
-        return self.sequence[task % len(self.sequence)] if self.sequence else otherwise
+    def name_of(self, task: int, default: str) -> str:
+        """Return the name of a task's environment, `default` if the stream has no sequence of environments."""
+        return self.sequence[task % len(self.sequence)] if self.sequence else default
 
     def size_for(self, env: str, sizes: Sequence[int]) -> int:
-        """The size of observations.
+        """Return the length of the observations that the agent gets.
 
         Args:
-            env: the environments' names, for the message.
-            sizes: of their own.
+            env: name of the environments, for the message.
+            sizes: length of each environment's own observations.
 
         Raises:
-            ConfigError: `size` is smaller than these.
+            ConfigError: `size` is smaller than one of these.
         """
         if self.size is not None and self.size < max(sizes):
             raise ConfigError(f"benchmark.size={self.size} is less than the {max(sizes)} numbers of env={env}")
@@ -171,36 +174,36 @@ class ContinualControl:
 
 
 def fill_lengths(config: DictConfig, **lengths: int) -> None:
-    """Put in the lengths that a configuration leaves to its stream, as 0."""
+    """Replace lengths that are 0 in a configuration, which leaves them to its stream, by the given ones."""
     for option, steps in lengths.items():
         if config[option] == 0:
             config[option] = steps
 
 
-def check_one_interface(what: str, found: dict[str, int]) -> None:
-    """Refuse environments that differ in a number, such as that of actions.
+def check_one_interface(quantity: str, numbers: dict[str, int]) -> None:
+    """Check that all environments have the same number of something, such as actions.
 
     Args:
-        what: the number is of.
-        found: by environment.
+        quantity: what is counted.
+        numbers: the number of each environment, by its name.
 
     Raises:
-        ConfigError: with all of them.
+        ConfigError: the numbers differ.
     """
-    if len(set(found.values())) > 1:
-        numbers = ", ".join(f"{name} {number}" for name, number in found.items())
-        raise ConfigError(f"benchmark.sequence needs environments with one number of {what}, got {numbers}")
+    if len(set(numbers.values())) > 1:
+        listed = ", ".join(f"{name} {number}" for name, number in numbers.items())
+        raise ConfigError(f"benchmark.sequence needs environments with one number of {quantity}, got {listed}")
 
 
 @dataclass
 class Returns:
-    """Returns of training episodes: those of the task, each with the step of the task at which it ended, and of all.
+    """The returns of training episodes in a stream of tasks.
 
     Attributes:
-        ended: of the task.
-        total: sum over the run.
-        count: of the run's episodes.
-        scores: `task/return` of the tasks that have ended; NaN of one in which no episode ended.
+        ended: the episodes that ended in the present task: [step of the task at which it ended, return].
+        total: sum of the returns of all episodes of the run.
+        count: number of episodes of the run.
+        scores: `task/return` of each task that has ended; NaN if no episode ended in it.
     """
 
     ended: list[list[float]] = field(default_factory=list)
@@ -209,51 +212,52 @@ class Returns:
     scores: list[float] = field(default_factory=list)
 
     def add(self, step: int, returns: Sequence[float]) -> None:
-        """Episodes that ended with this step of the task."""
+        """Add the returns of episodes that ended with this step of the task."""
         self.ended += [[float(step), float(value)] for value in returns]
         self.total += math.fsum(returns)
         self.count += len(returns)
 
     def row(self, length: int, ended: bool) -> dict[str, float]:
-        """For a row: `online/return`, and at a task's end `task/return` and `task/episodes`. Only whole episodes count.
+        """Return the numbers for a row of the log. Only complete episodes count.
 
         Args:
-            length: of the task.
+            length: steps of the task.
             ended: whether the task has ended.
 
         Returns:
-            online/return: mean over the run's episodes so far. task/return: mean over those that ended in the last
-            quarter of the task; where none did, of the task's last one. task/episodes: how many ended in the last
-            quarter. A return of no episode is left out, and a task without one is named in the log.
+            online/return is the mean over the run's episodes so far. At the end of a task, task/return is the mean over
+            the episodes that ended in its last quarter, or if none did the return of its last episode, and
+            task/episodes is how many ended in the last quarter. A mean over no episode is left out, and a task without
+            an episode is reported in the log.
         """
         numbers = {"online/return": self.total / self.count} if self.count else {}
         if not ended:
             return numbers
-        late = [value for step, value in self.ended if step > (1 - LAST) * length]
-        counted = late or [value for _, value in self.ended[-1:]]
-        self.scores.append(float(np.mean(counted)) if counted else math.nan)
-        if counted:
+        in_last_quarter = [value for step, value in self.ended if step > (1 - LAST) * length]
+        scored = in_last_quarter or [value for _, value in self.ended[-1:]]
+        self.scores.append(float(np.mean(scored)) if scored else math.nan)
+        if scored:
             numbers["task/return"] = self.scores[-1]
         else:
             log.warning("no task/return: no episode ended within the task's %d steps (benchmark.steps)", length)
-        return numbers | {"task/episodes": len(late)}
+        return numbers | {"task/episodes": len(in_last_quarter)}
 
     def summary(self) -> dict[str, float]:
-        """The mean of the tasks' returns, of those in which an episode ended; nothing where there was none."""
+        """Return the mean of `task/return` over the tasks in which an episode ended; empty if there was none."""
         scores = [score for score in self.scores if not math.isnan(score)]
         return {"task/return": math.fsum(scores) / len(scores)} if scores else {}
 
     def begin_task(self) -> None:
-        """A new task begins."""
+        """Forget the episodes of the task before, because a new task begins."""
         self.ended = []
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"ended": torch.tensor(self.ended).reshape(-1, 2), "total": self.total, "count": self.count} | {
             "scores": list(self.scores)
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back `state_dict`'s."""
+        """Restore what `state_dict` returned."""
         self.ended = state["ended"].tolist()
         self.total, self.count, self.scores = state["total"], state["count"], list(state["scores"])

@@ -1,8 +1,8 @@
-"""Environments of gymnasium, a user's own too, as both agents take them.
+"""Make gymnasium's environments and users' own for both agents, and report their faults.
 
 A space that an agent cannot use is refused before the first step. An environment that raises, or returns what
-gymnasium's interface does not allow, ends the run in one line that names it; one that does not answer is named in the
-log. What gymnasium's own `check_env` finds is logged once.
+gymnasium's interface does not allow, ends the run with one line that names it. One that does not answer is named in the
+log. What gymnasium's own `check_env` reports is logged once.
 """
 
 import contextlib
@@ -29,33 +29,33 @@ from harness.training.signals import EXIT_PREEMPTED, asked_to_leave
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MOST = 2**20  # numbers in an observation, and actions: a layer of a network has as many columns, or rows
-LONGEST = 300  # letters of a space or of what somebody else's code says, in a line of ours
-SILENCE = 30.0  # seconds after which an environment that does not answer is named
+MOST = 2**20  # largest number of numbers in an observation, and of actions: a layer has as many columns, or rows
+LONGEST = 300  # characters of a space or of another package's text that are shown in a message
+SILENCE = 30.0  # seconds after which an environment that does not answer is named in the log
 HANGS = 10.0  # seconds after a signal for which it may still answer, so that the step can be finished and saved
-NUMBERS = "biuf"  # kinds of NumPy's types: truth values, integers with and without sign, floats
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+NUMBERS = "biuf"  # NumPy's kinds of numbers: truth values, signed and unsigned integers, floats
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # escape sequences that colour a terminal
 
 
 # ------------------------------------------------------------------------------------------------ making an environment
 
 
 def make_gymnasium(option: str, task: str, options: dict[str, Any]) -> Any:
-    """A new environment of gymnasium.
+    """Make an environment of gymnasium.
 
     Args:
-        option: that names the task, for messages: env.game or env.task.
-        task: gymnasium's id, `module:Name-v0` where a module of the user's registers it.
+        option: name of the option that names the task, for messages: env.game or env.task.
+        task: gymnasium's id, `module:Name-v0` if a module of the user registers it.
         options: further arguments of `gymnasium.make`, such as `max_episode_steps`.
 
     Raises:
-        ConfigError: it cannot be made; the line is gymnasium's own, or says what the environment's code raised.
+        ConfigError: it cannot be made; with gymnasium's message, or what the environment's code raised.
     """
     return _make(option, task, options)[0]
 
 
 def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
-    """The environment, and what was warned of while it was made (an old version, say)."""
+    """Make an environment; return it and the texts of warnings on the way (of an old version, for example)."""
     name = f"{option}={task}"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -63,40 +63,42 @@ def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[st
             with answering(name, "is being made"):
                 env = without_drawing(lambda: gymnasium.make(task, disable_env_checker=True, **options))
         except Exception as error:
-            raise ConfigError(f"{name}: {said(error)}") from error
-    return env, warned(caught)
+            raise ConfigError(f"{name}: {error_text(error)}") from error
+    return env, warning_texts(caught)
 
 
 def without_drawing(function: Callable[[], T]) -> T:
-    """What a function returns that may import MuJoCo, also where MUJOCO_GL names an OpenGL that does not work here.
+    """Call a function that may import MuJoCo, if it fails once more with drawing turned off, and return its value.
 
-    MuJoCo then cannot be imported, though training draws nothing. It is imported with drawing turned off, and one line
-    says so. An environment that draws its observations then says itself that it cannot.
+    MuJoCo cannot be imported if MUJOCO_GL names an OpenGL that does not work on this machine, although training draws
+    nothing. A warning says that drawing was turned off. An environment that draws its observations reports itself that
+    it cannot.
     """
     try:
         return function()
     except Exception as error:
-        asked = os.environ.get("MUJOCO_GL")
-        if asked is None:
+        opengl = os.environ.get("MUJOCO_GL")
+        if opengl is None:
             raise
         with _set_environment("MUJOCO_GL", "disable"):
-            value = function()  # raises again where the cause is another
-        log.warning("MUJOCO_GL=%s does not work here (%s): MuJoCo runs without drawing", asked, said(error))
+            value = function()  # raises again if something else was the cause
+        log.warning("MUJOCO_GL=%s does not work here (%s): MuJoCo runs without drawing", opengl, error_text(error))
         return value
 
 
 @contextlib.contextmanager
 def _set_environment(key: str, value: str) -> Iterator[None]:
-    before = os.environ[key]
+    """Set an environment variable, which must exist, within this block."""
+    old_value = os.environ[key]
     os.environ[key] = value
     try:
         yield
     finally:
-        os.environ[key] = before
+        os.environ[key] = old_value
 
 
 def time_limit(env: Any) -> int | None:
-    """Steps after which an episode is truncated; None: the environment states no limit."""
+    """Return the steps after which an episode is truncated; None if the environment does not say."""
     spec = getattr(env, "spec", None)
     limit = spec.max_episode_steps if spec is not None else getattr(env, "max_steps", None)
     return int(limit) if limit and limit > 0 else None
@@ -106,7 +108,7 @@ def time_limit(env: Any) -> int | None:
 
 
 def observation_size(name: str, space: Any) -> int:
-    """How many numbers an observation has.
+    """Return how many numbers an observation has.
 
     Raises:
         ConfigError: observations are no vector of numbers.
@@ -123,10 +125,10 @@ def observation_size(name: str, space: Any) -> int:
 
 
 def check_discrete(name: str, space: Any) -> Discrete:
-    """The space of actions, if DQN can use it.
+    """Return the space of actions if DQN can use it.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: DQN cannot use it.
     """
     if not isinstance(space, Discrete):
         raise ConfigError(f"{name}: DQN needs a task with discrete actions, Discrete(n), not {shown(space)}")
@@ -139,10 +141,10 @@ def check_discrete(name: str, space: Any) -> Discrete:
 
 
 def check_continuous(name: str, space: Any) -> Box:
-    """The space of actions, if SAC can use it: a policy's tanh is stretched to finite bounds.
+    """Return the space of actions if SAC can use it: it must have finite bounds, to which the policy's tanh is scaled.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: SAC cannot use it.
     """
     if not isinstance(space, Box) or space.dtype.kind != "f":
         raise ConfigError(f"{name}: SAC needs a task with continuous actions, a Box of floats, not {shown(space)}")
@@ -163,7 +165,7 @@ def check_continuous(name: str, space: Any) -> Box:
 
 
 def bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
-    """Lowest and highest actions, in float32 at least, so that their difference is computed in no smaller type."""
+    """Return the lowest and the highest actions, in float32 or more, so that their difference is precise enough."""
     dtype = np.promote_types(space.dtype, np.float32)
     return space.low.astype(dtype), space.high.astype(dtype)
 
@@ -172,18 +174,18 @@ def bounds(space: Box) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Environment:
-    """An environment whose faults are one line that names it.
+    """An environment whose faults become errors of one line that names it.
 
     Args:
         name: the option and the task, for messages.
-        env: with gymnasium's `reset(seed=)` and `step`.
+        env: an environment with gymnasium's `reset(seed=)` and `step`.
 
     Attributes:
         size: numbers in an observation.
-        limit: steps after which an episode is truncated; None: none is stated.
+        limit: steps after which an episode is truncated; None if the environment does not say.
 
     Raises:
-        ConfigError: its observations are no vector of numbers.
+        ConfigError: observations are no vector of numbers.
     """
 
     def __init__(self, name: str, env: Any) -> None:
@@ -194,11 +196,11 @@ class Environment:
 
     @property
     def action_size(self) -> int:
-        """How many numbers an action has, 1 where it is one number."""
+        """How many numbers an action has; 1 if it is a single number."""
         return math.prod(self.action_space.shape or ())
 
     def reset(self, seed: int) -> np.ndarray:
-        """Begin an episode; its first observation, (size,) float32, a copy.
+        """Begin an episode and return a copy of its first observation, (size,) float32.
 
         Raises:
             TrainingError: the environment raised, or returned something else.
@@ -207,11 +209,14 @@ class Environment:
         result = self._call("reset", lambda: self.env.reset(seed=seed))
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._fault(f"reset returned {shown(result)}, not (observation, info)")
-        return self._observation("reset", result[0])
+        return self._checked_observation("reset", result[0])
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
-        """Act: the next observation (size,) float32, a copy, the reward, and whether the episode terminated, or was
-        truncated.
+        """Make a step.
+
+        Returns:
+            A copy of the next observation, (size,) float32; the reward; whether the episode has terminated; whether it
+            was truncated.
 
         Raises:
             TrainingError: the environment raised, or returned something else.
@@ -222,20 +227,25 @@ class Environment:
             raise self._fault(f"step returned {count}, not (observation, reward, terminated, truncated, info)")
         self._steps += 1
         observation, reward, terminated, truncated, _ = result
-        seen = self._observation("step", observation)
-        return seen, self._reward(reward), self._flag("terminated", terminated), self._flag("truncated", truncated)
+        checked = self._checked_observation("step", observation)
+        return (
+            checked,
+            self._checked_reward(reward),
+            self._checked_flag("terminated", terminated),
+            self._checked_flag("truncated", truncated),
+        )
 
     def close(self) -> None:
-        """Close it. What it raises then is logged, and ends nothing; one that hangs then is left open."""
-        raised = list[Exception]()
+        """Close the environment. If it raises, that is logged, and the run goes on; if it hangs, it is left open."""
+        errors = list[Exception]()
 
         def close() -> None:
             try:
                 self.env.close()
             except Exception as error:
-                raised.append(error)
+                errors.append(error)
 
-        if getattr(self.env, "render_mode", None) is not None:  # OpenGL's things belong to the thread that made them
+        if getattr(self.env, "render_mode", None) is not None:  # OpenGL's contexts belong to the thread that made them
             close()
         else:  # in a thread, which can be left: what was trained is saved, and the run should come to its end
             closing = threading.Thread(target=close, daemon=True, name=f"close {self.name}")
@@ -243,58 +253,59 @@ class Environment:
             closing.join(SILENCE)
             if closing.is_alive():
                 log.warning("%s has not closed within %.0f s: it is left open", self.name, SILENCE)
-        for error in raised:
-            log.warning("%s: close raised %s", self.name, said(error))
+        for error in errors:
+            log.warning("%s: close raised %s", self.name, error_text(error))
 
-    def _call(self, what: str, function: Callable[[], T]) -> T:
-        """What a method of the environment returns."""
+    def _call(self, method: str, function: Callable[[], T]) -> T:
+        """Call a method of the environment and return its value; raise a TrainingError if it raises."""
         try:
-            with answering(self.name, what):
+            with answering(self.name, method):
                 return function()
         except SystemExit as error:
-            if error.code == EXIT_PREEMPTED:  # ours: a signal came meanwhile
+            if error.code == EXIT_PREEMPTED:  # this program's own: a signal came meanwhile
                 raise
-            raise self._fault(f"{what} called exit({error.code})") from error
+            raise self._fault(f"{method} called exit({error.code})") from error
         except Exception as error:
-            raise self._fault(f"{what} raised {said(error)}") from error
+            raise self._fault(f"{method} raised {error_text(error)}") from error
 
-    def _observation(self, what: str, observation: Any) -> np.ndarray:
-        """As float32, in memory of its own: some environments return the same array again and again."""
+    def _checked_observation(self, method: str, observation: Any) -> np.ndarray:
+        """Return a float32 copy of an observation, as some environments return the same array at each step."""
         try:
             values = np.asarray(observation)
         except ValueError:  # lists of different lengths
-            raise self._fault(f"{what} returned the observation {shown(observation)}, which is no array") from None
+            raise self._fault(f"{method} returned the observation {shown(observation)}, which is no array") from None
         if values.dtype.kind not in NUMBERS:
-            raise self._fault(f"{what} returned the observation {shown(observation)}, which is no array of numbers")
+            raise self._fault(f"{method} returned the observation {shown(observation)}, which is no array of numbers")
         if values.shape != (self.size,):
             raise self._fault(
-                f"{what} returned an observation of shape {values.shape}, and observation_space says {(self.size,)}"
+                f"{method} returned an observation of shape {values.shape}, and observation_space says {(self.size,)}"
             )
         with np.errstate(over="ignore"):
-            seen: np.ndarray = values.astype(np.float32)
-        if not np.isfinite(seen).all():
-            number = int(np.argmin(np.isfinite(seen)))
-            raise self._fault(f"{what} returned an observation whose number {number} is {values[number]}")
-        return seen
+            converted: np.ndarray = values.astype(np.float32)
+        if not np.isfinite(converted).all():
+            number = int(np.argmin(np.isfinite(converted)))
+            raise self._fault(f"{method} returned an observation whose number {number} is {values[number]}")
+        return converted
 
-    def _reward(self, reward: Any) -> float:
+    def _checked_reward(self, reward: Any) -> float:
         values = np.asarray(reward)
         if values.size != 1 or values.dtype.kind not in NUMBERS:
             raise self._fault(f"step returned the reward {shown(reward)}, which is no number")
         value = float(values.reshape(()))
-        if not abs(value) <= np.finfo(np.float32).max:  # NaN too
+        if not abs(value) <= np.finfo(np.float32).max:  # this refuses NaN too
             raise self._fault(f"step returned the reward {value}")
         return value
 
-    def _flag(self, what: str, flag: Any) -> bool:
+    def _checked_flag(self, name: str, flag: Any) -> bool:
         values = np.asarray(flag)
         if values.size != 1 or values.dtype.kind not in "biu":
-            raise self._fault(f"step returned {what}={shown(flag)}, which is neither true nor false")
+            raise self._fault(f"step returned {name}={shown(flag)}, which is neither true nor false")
         return bool(values.reshape(()))
 
-    def _fault(self, what: str) -> TrainingError:
+    def _fault(self, fault: str) -> TrainingError:
+        """Return an error that says what the environment did, and when."""
         where = f"after {self._steps} steps of the episode with seed {self._seed}"
-        return TrainingError(f"{self.name}: {what} ({where})")
+        return TrainingError(f"{self.name}: {fault} ({where})")
 
 
 # --------------------------------------------------------------------------------------------- before the first step
@@ -303,18 +314,18 @@ _examined: set[str] = set()
 
 
 def examine(option: str, task: str, options: dict[str, Any], action: Any) -> None:
-    """Try a copy of an environment before the first step; gymnasium's own check of it is logged, in one line.
+    """Try a copy of an environment before the first step, and log what gymnasium's `check_env` reports of it.
 
-    Each environment is examined once in a process. Gymnasium's own environments are not checked again.
+    Each environment is examined once in a process. `check_env` is left out for gymnasium's own environments.
 
     Args:
-        option: as for `make_gymnasium`.
-        task: likewise.
-        options: likewise.
-        action: one that the environment accepts.
+        option: see `make_gymnasium`.
+        task: see `make_gymnasium`.
+        options: see `make_gymnasium`.
+        action: an action that the environment accepts.
 
     Raises:
-        ConfigError: it does not return what its spaces say, or raises.
+        ConfigError: the environment raises, or does not return what its spaces say.
     """
     key = repr((option, task, options))
     if key in _examined:
@@ -337,30 +348,30 @@ def examine(option: str, task: str, options: dict[str, Any], action: Any) -> Non
 
 
 def check(name: str, env: Any) -> list[str]:
-    """What gymnasium's `check_env` says of an environment: its warnings, then what it ended with."""
-    while isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):  # what gymnasium.make puts around it
+    """Return the warnings of gymnasium's `check_env` for an environment, and the error that it ends with, if any."""
+    while isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):  # the wrappers of gymnasium.make
         env = env.env
-    error = list[str]()
+    errors = list[str]()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with answering(name, "is being checked by gymnasium's check_env"):
                 check_env(env, skip_render_check=True)
-        except (Exception, SystemExit) as ended:
-            if isinstance(ended, SystemExit) and ended.code == EXIT_PREEMPTED:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and error.code == EXIT_PREEMPTED:
                 raise
-            error = [f"check_env fails: {said(ended)}"]
-    # An environment that is registered with wrappers of its own is checked as the agent sees it.
-    return [text for text in warned(caught) if "different from the unwrapped version" not in text] + error
+            errors = [f"check_env fails: {error_text(error)}"]
+    # An environment that is registered with wrappers of its own is checked with them, as the agent uses it.
+    return [text for text in warning_texts(caught) if "different from the unwrapped version" not in text] + errors
 
 
-def warned(caught: list[warnings.WarningMessage]) -> list[str]:
-    """The warnings' texts, each on one line."""
-    return [condensed(COLOURS.sub("", str(one.message)).removeprefix("WARN: ")) for one in caught]
+def warning_texts(caught: list[warnings.WarningMessage]) -> list[str]:
+    """Return the texts of warnings, each on one line."""
+    return [condensed(COLOURS.sub("", str(warning.message)).removeprefix("WARN: ")) for warning in caught]
 
 
-def said(error: BaseException) -> str:
-    """What an error of somebody else's code says, on one line; its type too, unless the text says enough."""
+def error_text(error: BaseException) -> str:
+    """Return an error of another package's code on one line, with its type unless the text is clear without it."""
     text = condensed(COLOURS.sub("", str(error)))
     if isinstance(error, gymnasium.error.Error | ImportError | ConfigError | TrainingError) and text:
         return text
@@ -368,25 +379,28 @@ def said(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A space or a value, on one line."""
+    """Return a space or a value as text on one line."""
     return condensed(str(value) if isinstance(value, Space) else repr(value))
 
 
 def condensed(text: str) -> str:
-    """The text on one line, cut where it is long."""
+    """Return a text on one line, cut after `LONGEST` characters."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
 # --------------------------------------------------------------------------------------------- one that does not answer
 
-_waiting: dict[int, tuple[float, str, str]] = {}  # thread -> since when, and for what it waits
+# For each thread that waits for an environment: since when (seconds), the environment's name, what it does.
+_waiting: dict[int, tuple[float, str, str]] = {}
 
 
 @contextlib.contextmanager
 def answering(name: str, what: str) -> Iterator[None]:
-    """Around a call of an environment: if it takes long, a line names it. The run waits, as some are slow; after a
-    signal it does not."""
+    """Name an environment in the log if the call within this block takes long.
+
+    The run goes on waiting for it, as some are slow; but `HANGS` seconds after a signal the process ends.
+    """
     _start_watch()
     thread = threading.get_ident()
     _waiting[thread] = (time.monotonic(), name, what)
@@ -402,6 +416,7 @@ def _start_watch() -> None:
 
 
 def _watch() -> None:
+    """Look every second for environments that do not answer, for as long as the process lives."""
     named = set[tuple[float, str, str]]()
     while True:
         time.sleep(min(1.0, SILENCE))

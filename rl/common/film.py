@@ -1,4 +1,4 @@
-"""Pictures of an episode as a film (H.264, which browsers play) or as a strip of frames."""
+"""Write pictures of an episode as a film (H.264, which browsers play) or as a strip of frames."""
 
 from pathlib import Path
 from types import TracebackType
@@ -11,7 +11,7 @@ from PIL import Image
 from harness.config.errors import ConfigError
 
 Picture = NDArray[np.uint8]  # (height, width, 3)
-SMALLEST = 240  # pixels of height, below which a picture is enlarged by a whole number
+SMALLEST = 240  # pixels; a picture of less height is enlarged by a whole number
 NEEDS = 'needs the extra video: pip install -e ".[video]"'
 
 
@@ -19,7 +19,7 @@ class Film:
     """A film that is written picture by picture; the file appears when it is closed.
 
     Args:
-        path: ends in .mp4.
+        path: path of the film, which ends in .mp4.
         rate: pictures a second.
 
     Raises:
@@ -44,9 +44,9 @@ class Film:
         self._stream: Any = None
 
     def add(self, picture: Picture) -> None:
-        """Append a picture; all have the size of the first."""
+        """Append a picture; all must have the size of the first."""
         picture = enlarged(picture)
-        height, width = (side // 2 * 2 for side in picture.shape[:2])  # H.264 stores colours for squares of four
+        height, width = (side // 2 * 2 for side in picture.shape[:2])  # even, as H.264 stores colours for 2x2 pixels
         if self._stream is None:
             self._stream = self._container.add_stream("libx264", rate=self._rate, options={"crf": "23"})
             self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, "yuv420p"
@@ -74,8 +74,8 @@ def save_strip(path: Path, pictures: list[Picture], count: int = 8) -> None:
     Raises:
         ConfigError: the file cannot be written.
     """
-    chosen = np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int)
-    strip = np.concatenate([enlarged(pictures[index]) for index in chosen], axis=1)
+    indices = np.linspace(0, len(pictures) - 1, min(count, len(pictures))).round().astype(int)
+    strip = np.concatenate([enlarged(pictures[index]) for index in indices], axis=1)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(strip).save(path)
@@ -84,31 +84,31 @@ def save_strip(path: Path, pictures: list[Picture], count: int = 8) -> None:
 
 
 def enlarged(picture: Picture) -> Picture:
-    """A picture whose height is at least `SMALLEST` pixels; each pixel becomes a square."""
+    """Return a picture enlarged to a height of at least `SMALLEST` pixels; each pixel becomes a square."""
     factor = -(-SMALLEST // picture.shape[0])
     return picture.repeat(factor, axis=0).repeat(factor, axis=1)
 
 
 def rendered(name: str, env: Any) -> Picture:
-    """The picture that an environment draws of itself.
+    """Return the picture that an environment draws of itself.
 
     Args:
-        name: of the environment, for messages.
-        env: of gymnasium, made with `render_mode="rgb_array"`, or of DeepMind Control.
+        name: name of the environment, for messages.
+        env: an environment of gymnasium, made with `render_mode="rgb_array"`, or of DeepMind Control.
 
     Raises:
         ConfigError: it draws nothing, or drawing does not work on this machine.
     """
     try:
         physics = getattr(getattr(env, "env", None), "physics", None)
-        drawn = env.render() if physics is None else physics.render(height=SMALLEST, width=320, camera_id=0)
-    except Exception as error:  # whatever a drawing library raises
+        pixels = env.render() if physics is None else physics.render(height=SMALLEST, width=320, camera_id=0)
+    except Exception as error:  # drawing libraries raise errors of many classes
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(
             f"{name} cannot be drawn here ({reason}); pictures of classic control {NEEDS}, those of MuJoCo need "
             "MUJOCO_GL=egl (libegl1) or MUJOCO_GL=osmesa (libosmesa6)"
         ) from error
-    if not isinstance(drawn, np.ndarray) or drawn.ndim != 3 or drawn.shape[2] != 3:
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 3 or pixels.shape[2] != 3:
         raise ConfigError(f"{name} draws no pictures (rgb_array)")
-    picture: Picture = drawn.astype(np.uint8)
+    picture: Picture = pixels.astype(np.uint8)
     return picture

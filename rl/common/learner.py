@@ -1,4 +1,4 @@
-"""What the learners of both agents have."""
+"""The part of the learner that both agents share."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,15 +20,15 @@ from rl.common.task import AgentTask
 
 @dataclass(kw_only=True)
 class AgentLearner(LearnerBase):
-    """All that changes while an agent trains. Steps are decisions, those of all environments counted.
+    """The state of an agent's run. Steps are decisions, counted over all environments.
 
     Attributes:
-        replay: its transitions; a checkpoint holds the names of the segments on disk (`save`).
+        replay: the transitions; a checkpoint holds the names of their segments on disk (`save`).
         updates: optimizer steps of each network.
-        sums: over the updates since the last row, of what an update returns.
-        counted: these updates.
-        returns: of training episodes that ended since the last row.
-        task_returns: of training episodes, in a stream of tasks.
+        sums: sums of the numbers of each update since the last row.
+        counted: number of updates since the last row.
+        returns: returns of the training episodes that ended since the last row.
+        task_returns: returns of training episodes in a stream of tasks.
     """
 
     replay: Ring
@@ -42,33 +42,33 @@ class AgentLearner(LearnerBase):
     PARTS: ClassVar[tuple[str, ...]] = ("task_returns",)
 
     def decisions(self, task: AgentTask) -> int:
-        """How many were made since the replay began to fill."""
+        """Return how many decisions have been made since the replay began to fill."""
         return self.phase_step if task.empties_replay else self.step
 
     def clear_sums(self) -> None:
-        """Start counting for the next row."""
+        """Set the sums to zero for the next row."""
         self.sums, self.counted, self.returns = torch.zeros_like(self.sums), 0, []
 
     def summary(self) -> dict[str, Any]:
-        """What is kept of a run that has ended."""
+        """Return the summary of the run: evaluations, scores, steps and time."""
         evaluated = {key: value for key, value in self.row.items() if key.startswith("eval/")}
         counts = {"steps": self.step, "updates": self.updates, "seconds": self.seconds}
         return {**evaluated, **self.task_returns.summary(), **counts}
 
     def load_state_dict(self, task: Any, state: dict[str, Any]) -> None:
-        """Go on from the state of a learner of this task; the replay must be loaded."""
+        """Restore what `state_dict` of a learner of this task returned; the replay must be loaded before."""
         if "of_tasks" in state:  # the older name of `task_returns`, in checkpoints of the same numerics
             state = {**state, "task_returns": state["of_tasks"]}
         super().load_state_dict(task, state)
 
     def save(self, task: AgentTask, run: Run, replay_store: RingStore) -> None:
-        """Write the replay's new segments, then a checkpoint that names them, then remove segments that none names.
+        """Write the replay's new segments, then a checkpoint that names them, and remove segments that none names.
 
-        A finished run keeps no replay: nothing is sampled from it any more.
+        A finished run keeps no replay, because nothing is sampled from it any more.
 
         Raises:
             TrainingError: a weight is not finite.
-            OSError: there is no room; the checkpoint before is as it was (`harness.training.loop` says what follows).
+            OSError: the disk is full; the last checkpoint stays as it was (`harness.training.loop` says what follows).
         """
         check_finite(self.step, self.sums, *self.net.parameters())
         finished = self.step >= task.total_steps
@@ -77,7 +77,7 @@ class AgentLearner(LearnerBase):
         replay_store.committed(manifest, keep=1 if finished else run.keep)
 
     def load_replay(self, replay_store: RingStore, state: dict[str, Any]) -> None:
-        """Fill the empty replay; segments of a shared first phase are taken from its folder, `state["origin"]`.
+        """Fill the empty replay; segments of a shared first phase are read from its folder, `state["origin"]`.
 
         Raises:
             TrainingError: a segment is missing or damaged.
@@ -92,7 +92,7 @@ class AgentLearner(LearnerBase):
 
 
 def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
-    """What the rows of both agents have."""
+    """Return the numbers that the rows of both agents have."""
     check_finite(learner.step, learner.sums)
     row: dict[str, Any] = {
         "step": learner.step,
@@ -109,13 +109,13 @@ def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
 
 
 def ask_trigger(learner: AgentLearner, loss: Tensor | None) -> Firing | None:
-    """What a run's trigger says after a step; None too if there is no trigger.
+    """Ask the run's trigger after a step; None if it does not fire, or if there is no trigger.
 
     Args:
-        learner: of the run.
-        loss: of the step's last update; None: there was none.
+        learner: the learner.
+        loss: loss of the step's last update; None if there was none.
     """
     if not learner.updates:
         return None
-    fresh = learner.row if learner.row.get("step") == learner.step else {}
-    return ask(learner, learner.step, loss=loss, **{"return": fresh.get("train/return")})
+    new_row = learner.row if learner.row.get("step") == learner.step else {}
+    return ask(learner, learner.step, loss=loss, **{"return": new_row.get("train/return")})

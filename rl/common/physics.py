@@ -1,4 +1,4 @@
-"""Gravity, friction, mass and actuators of MuJoCo's worlds, scaled by factors."""
+"""Scale gravity, friction, mass and actuators of MuJoCo's environments."""
 
 import importlib
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ PARAMETERS = ("gravity", "friction", "mass", "actuator")
 
 
 class Physics:
-    """The parameters of one environment, as it was made.
+    """The physical parameters of one environment, which remember their original values.
 
     Args:
-        env: MuJoCo's of gymnasium, or one that holds a `physics` of dm_control in `env.env`.
+        env: a MuJoCo environment of gymnasium, or one that holds a `physics` of dm_control in `env.env`.
 
     Raises:
-        ConfigError: it is another one.
+        ConfigError: it is no MuJoCo environment.
     """
 
     def __init__(self, env: Any) -> None:
@@ -29,20 +29,20 @@ class Physics:
         model = self._model
         self._arrays = {
             "gravity": [model.opt.gravity],
-            "friction": [model.geom_friction[:, :1]],  # that of sliding
+            "friction": [model.geom_friction[:, :1]],  # sliding friction
             "mass": [model.body_mass, model.body_inertia],
             "actuator": [model.actuator_gear],
         }
-        self._start = {name: [array.copy() for array in arrays] for name, arrays in self._arrays.items()}
+        self._original = {name: [array.copy() for array in arrays] for name, arrays in self._arrays.items()}
 
     def change(self, factors: Mapping[str, float]) -> None:
-        """Scale each parameter from what it was when the environment was made; those not named are as they were.
+        """Set each parameter to its original value times a factor, from the next episode on.
 
         Args:
-            factors: by name, of `PARAMETERS`. They hold from the next episode on.
+            factors: factors by the names in `PARAMETERS`; parameters without one get their original values.
         """
         for name, arrays in self._arrays.items():
-            for array, first in zip(arrays, self._start[name], strict=True):
-                array[:] = first * factors.get(name, 1.0)
+            for array, original in zip(arrays, self._original[name], strict=True):
+                array[:] = original * factors.get(name, 1.0)
         mujoco: Any = importlib.import_module("mujoco")
         mujoco.mj_setConst(self._model, self._data)

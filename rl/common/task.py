@@ -1,4 +1,4 @@
-"""What both agents fix before the first step in the same way: shared options, phases, what restarts when."""
+"""The part of the task that both agents share: options, phases, and what restarts when."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
@@ -35,15 +35,15 @@ class AgentConfig(Trunk):
 
 @dataclass(kw_only=True)
 class AgentTask:
-    """What is fixed before the first step; everything else is a `Learner`.
+    """Everything about a run that is fixed before its first step; what changes is in the `Learner`.
 
     Attributes:
-        config: plain, as a look into a DictConfig takes as long as a small operation.
-        device: of the networks.
-        phases: two halves, or a task each.
-        benchmark: a stream of tasks; None: two halves in one environment.
-        method: never used in training, learners take copies.
-        trigger: likewise.
+        config: the options, as a plain dataclass, because reading a DictConfig takes as long as a small operation.
+        device: device of the networks.
+        phases: two halves of the run, or the tasks of a stream.
+        benchmark: a stream of tasks; None if the run has two halves in one environment.
+        method: the method, before the run. A template, like the trigger: learners copy it.
+        trigger: the trigger, before the run; None if the method acts at boundaries.
     """
 
     config: AgentConfig
@@ -53,17 +53,17 @@ class AgentTask:
     method: Method
     trigger: Trigger | None
 
-    # For triggers: of each step, and of each row, the mean over training episodes that ended.
+    # Numbers that triggers can follow: the loss of each step, and in each row the mean return of training episodes.
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "return")
 
     @property
     def headline(self) -> str:
-        """The number of the summary that is shown and returned."""
+        """Name of the number in the summary that is shown and returned."""
         return "eval/return" if self.benchmark is None else "task/return"
 
     @property
     def guessed(self) -> float | None:
-        """None: what actions at random return is not known."""
+        """The score of guessing; None, because the return of random actions is not known."""
         return None
 
     @property
@@ -74,38 +74,41 @@ class AgentTask:
 
     @property
     def total_steps(self) -> int:
-        """The learner's `step` at the end of the run."""
+        """The step of the run at its end."""
         return self.phase_end(len(self.phases) - 1)
 
     def phase_end(self, index: int) -> int:
-        """The learner's `step` at which phase `index` ends, or the first beyond it that all environments make."""
+        """Return the step of the run at which phase `index` ends; if that is within a decision of all, the next one."""
         return self.phases[index].end
 
     @property
     def steps_before_trigger(self) -> int:
-        """Steps before the first with updates, about which a trigger is asked first."""
+        """Steps before the first step with updates, which is the first that the trigger is asked about."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """What shapes the run's numbers."""
+        """Return everything that shapes the run's numbers."""
         return identity(asdict(self.config))
 
     def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of it that shapes the first phase: methods act from the midpoint on, and are measured there.
+        """Return the part of the identity that shapes the first phase; None if its result cannot be shared.
 
-        With a trigger, or within the tasks of a stream, they may act from the start, and nothing is shared.
+        Runs of several methods share the first half, as methods act from the midpoint on. With a trigger, or within the
+        tasks of a stream, a method may act from the start.
         """
         shared = self.trigger is None and not self.method_acts_in(0)
         metrics = ("metrics",) if self.benchmark is None else ()  # a stream's first task has them in its rows
         return without(self.identity(), ("method", "boundary", "trigger", *metrics)) if shared else None
 
     def method_acts_in(self, index: int) -> bool:
-        """Whether the method shapes what happens within phase `index`; the first half is shared by all methods."""
+        """Return whether the method's hooks are called within phase `index`; in the first half no method's are."""
         return self.method.acts_within_phases and (index > 0 or self.benchmark is not None)
 
     def method_optimizes(self, index: int) -> bool:
-        """Whether phase `index` has the method's own optimizer, if it brings one: after a boundary at which optimizers
-        are new, and where boundaries are hidden, from the start."""
+        """Return whether the method may choose the optimizer of phase `index`.
+
+        It may after a boundary at which optimizers are new and, where boundaries are hidden, from the start.
+        """
         return (index > 0 or self.hides_boundaries) and self.config.boundary.optimizer == "new"
 
     @property
@@ -115,7 +118,7 @@ class AgentTask:
 
     @property
     def hides_boundaries(self) -> bool:
-        """Whether the agent is not told of the boundaries of its stream."""
+        """Whether the agent is not told where the tasks of its stream start."""
         return self.benchmark is not None and not self.benchmark.known
 
     @property
@@ -125,18 +128,18 @@ class AgentTask:
 
     @property
     def empties_replay(self) -> bool:
-        """Whether each phase starts with an empty replay, so that learning starts anew."""
+        """Whether each phase starts with an empty replay, so that learning waits until it has filled."""
         return self.restarts_at_boundaries and self.config.boundary.replay == "new"
 
     def check_method(self, net: Net, network: str) -> None:
-        """Refuse a method, a trigger and a boundary that do not fit together or the networks.
+        """Check that method, trigger, boundary options and networks fit together.
 
         Args:
-            net: the networks as the method sees them, whatever their weights.
-            network: the option that names them.
+            net: the networks as the method gets them, whatever their weights.
+            network: the option that names them, for messages.
 
         Raises:
-            ConfigError: with the reason.
+            ConfigError: they do not, with the reason.
         """
         config, method, name = self.config, self.method, self.config.method["name"]
         check_method(method, net, name=name, network=network)
@@ -147,8 +150,8 @@ class AgentTask:
                 f"benchmark.boundaries=hidden: method={name} cannot act at them; say when it acts, such as "
                 "trigger=every"
             )
-        optimizes = method.overrides("optimizer")
-        if optimizes and not (at_boundaries or self.hides_boundaries):
+        brings_optimizer = method.overrides("optimizer")
+        if brings_optimizer and not (at_boundaries or self.hides_boundaries):
             raise ConfigError(
                 f"method={name} brings an optimizer of its own at the midpoint: it needs trigger=boundary"
             )
@@ -164,13 +167,13 @@ class AgentTask:
             restarts=config.boundary.restarts_networks,
         )
         if not self.restarts_at_boundaries:
-            fires = self.trigger is not None or optimizes
-            idle = ("boundary.replay", "boundary.statistics") if fires else ("boundary",)
+            uses_boundary_options = self.trigger is not None or brings_optimizer
+            idle = ("boundary.replay", "boundary.statistics") if uses_boundary_options else ("boundary",)
             refuse_idle(dict.fromkeys(idle, "where boundaries restart nothing"))
 
 
 def build_benchmark(config: AgentConfig | DictConfig) -> ContinualControl | None:
-    """The stream of tasks of `benchmark=`; None: there is none."""
+    """Build the stream of tasks of `benchmark=`; None if there is none."""
     stream: ContinualControl | None = None
     if config.benchmark is not None:
         stream = build("benchmark", config.benchmark, ContinualControl)
@@ -178,7 +181,7 @@ def build_benchmark(config: AgentConfig | DictConfig) -> ContinualControl | None
 
 
 def build_method(config: DictConfig, benchmark: ContinualControl | None) -> tuple[Method, Trigger | None]:
-    """The method, by which what the options leave open of `boundary` is settled, and when it acts."""
+    """Build the method and its trigger, and replace the `boundary` options that are `auto`, which depend on it."""
     method = build("method", config.method, Method)
     settle_boundary(config, method, benchmark is not None and benchmark.known)
     return method, build_trigger(config.trigger)
