@@ -1,4 +1,4 @@
-"""`python -m rl.dqn`."""
+"""The entry point of `python -m rl.dqn`; the program is in `rl.dqn.train`."""
 
 from harness.config.cli import run_program
 from rl.dqn.train import main

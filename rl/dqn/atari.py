@@ -15,21 +15,21 @@ from harness.config.checks import Threads
 from harness.config.errors import ConfigError
 from rl.dqn.episodes import Emulator, Episodes
 
-NEVER = 1_000_000_000  # frames
-FRAMES_OF_AN_ACTION = 4  # ALE's vector environment repeats an action so often
+NEVER = 1_000_000_000  # frames, more than any episode has
+FRAMES_OF_AN_ACTION = 4  # for how many frames ALE's vector environment repeats an action
 
 
 class Atari(Emulator):
     """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
     Args:
-        game: its name in any spelling (`beam_rider`, `BeamRider`).
-        envs: how many at once.
+        game: name of the game in any spelling (`beam_rider`, `BeamRider`).
+        envs: number of environments.
         sticky: chance, for each frame, that the emulator repeats the last action.
-        noop_max: up to so many frames without action at an episode's start.
+        noop_max: largest number of frames without action at an episode's start.
         fire_reset: press fire at an episode's start in games that wait for it.
         max_frames: length at which an episode is truncated.
-        threads: of the emulator; None: one for each environment, at most one a core.
+        threads: threads of the emulator; None takes one for each environment, but at most one for each core.
 
     Raises:
         ConfigError: there is no such game.
@@ -71,7 +71,7 @@ class Atari(Emulator):
         self.actions = int(space.n)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
-        """Start episodes; their first frames, (k, 84, 84)."""
+        """Begin episodes in the environments `which` and return their first frames, (k, 84, 84)."""
         mask = np.zeros(self.envs, dtype=bool)
         mask[which] = True
         options = {} if mask.all() else {"reset_mask": mask}
@@ -84,29 +84,29 @@ class Atari(Emulator):
         self._env.send(actions)
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Next frames (envs, 84, 84), rewards, terminated, truncated."""
+        """Wait for the step and return next frames (envs, 84, 84), rewards, terminated and truncated, (envs,) each."""
         observations, rewards, terminated, _, info = self._env.recv()
         truncated = (info["episode_frame_number"] >= self._max_frames) & ~terminated
         return observations[:, -1], rewards, terminated, truncated
 
     def close(self) -> None:
-        """The threads end with the object."""
+        """End the emulator's threads, by dropping the object that has them."""
         del self._env
 
 
 def find_game(name: str) -> str:
-    """ALE's name of a game.
+    """Return ALE's name of a game, whatever case and separators `name` has.
 
     Raises:
-        ConfigError: there is none, with names near it.
+        ConfigError: there is no such game; with similar names.
     """
-    plain = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
+    games = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
     key = "".join(filter(str.isalnum, name)).lower()
-    if key not in plain:
-        near = [plain[k] for k in difflib.get_close_matches(key, plain, 4, 0.5)]
-        hint = f"near it: {', '.join(near)}" if near else f"for example asterix; ale-py knows {len(plain)} games"
+    if key not in games:
+        similar = [games[k] for k in difflib.get_close_matches(key, games, 4, 0.5)]
+        hint = f"near it: {', '.join(similar)}" if similar else f"for example asterix; ale-py knows {len(games)} games"
         raise ConfigError(f"env.game={name} is unknown; {hint}")
-    return plain[key]
+    return games[key]
 
 
 @checked
@@ -122,7 +122,7 @@ def make(
     max_frames: Annotated[int, within(1, NEVER)] = 108_000,
     threads: Threads = None,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
+    """Make environments for `rl.dqn`; the options are those of conf/env/asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range.

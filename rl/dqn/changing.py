@@ -1,4 +1,4 @@
-"""The environments of a stream of tasks, as one emulator of `rl.dqn.episodes`."""
+"""An emulator of `rl.dqn.episodes` for a stream of tasks, whose environments take turns."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from rl.dqn.episodes import Emulator
 
 
 class Changing(Emulator):
-    """Shows the observations of one task, and steps its environment.
+    """Steps the environment of the present task, and shows its observations as the task changes them.
 
     Args:
         benchmark: says what each task changes.
-        names: of the environments that take turns, one or several.
-        emulators: of these.
-        seed: of the run.
+        names: names of the environments that take turns, one or several.
+        emulators: the emulator of each environment.
+        seed: seed of the run.
 
     Raises:
-        ConfigError: they have different interfaces, or lack what the benchmark changes.
+        ConfigError: the environments have different interfaces, or lack what the benchmark changes.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Changing(Emulator):
         for name, emulator in zip(names, emulators, strict=True):
             if len(emulator.frame) != 1 and (changed := benchmark.changes_observations()):
                 raise ConfigError(f"env={name} shows images, whose numbers stay: set {' '.join(changed)}")
-        self.vectors = len(first.frame) == 1
+        self.vectors = len(first.frame) == 1  # whether observations are vectors; if not, they are images
         self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
         self.random = any(emulator.random for emulator in emulators)
         self.frame = first.frame
@@ -44,34 +44,35 @@ class Changing(Emulator):
         self.begin_task(0)
 
     def begin_task(self, task: int) -> None:
-        """Be this task from now on; new episodes must begin."""
+        """Change to this task; new episodes must be begun afterwards."""
         self.change = self.benchmark.change(self.seed, task, self.frame[0])
-        self.now = self.emulators[task % len(self.emulators)]
-        self.limit = self.now.limit
+        self.current = self.emulators[task % len(self.emulators)]
+        self.limit = self.current.limit
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
-        """Begin episodes; their first observations."""
-        return self._observe(self.now.reset(which, seeds))
+        """Begin episodes in the environments `which` and return their first observations, (k, *frame)."""
+        return self._observe(self.current.reset(which, seeds))
 
     def send(self, actions: np.ndarray) -> None:
         """Let all environments begin a step."""
-        self.now.send(actions)
+        self.current.send(actions)
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Wait for the step."""
-        frames, rewards, terminated, truncated = self.now.recv()
+        """Wait for the step; see `Emulator.recv`."""
+        frames, rewards, terminated, truncated = self.current.recv()
         return self._observe(frames), rewards, terminated, truncated
 
     def picture(self, frame: np.ndarray) -> np.ndarray:
-        """A picture of the task's environment."""
-        return self.now.picture(frame)
+        """Return a picture of the task's environment; see `Emulator.picture`."""
+        return self.current.picture(frame)
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all emulators."""
         for emulator in self.emulators:
             emulator.close()
 
     def _observe(self, frames: np.ndarray) -> np.ndarray:
+        """Return observations (k, ...) of the environment as the task shows them, (k, *frame)."""
         if self.vectors:
             return self.change.observe(frames)
         if frames.shape[1:] == self.frame:

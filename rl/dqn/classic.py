@@ -1,5 +1,7 @@
-"""Environments of gymnasium with a vector of numbers and discrete actions, for `rl.dqn`: its small control tasks, which
-take seconds instead of hours, and a user's own."""
+"""Gymnasium's environments with vectors of numbers and discrete actions, for `rl.dqn`.
+
+These are its small control tasks, which take seconds instead of hours, and a user's own environments.
+"""
 
 from typing import Any
 
@@ -16,13 +18,13 @@ class Classic(Emulator):
     """An emulator of `rl.dqn.episodes` around environments that step one after the other.
 
     Args:
-        task: gymnasium's id, `module:Name-v0` where a module of the user's registers it.
-        envs: how many at once.
+        task: gymnasium's id, `module:Name-v0` if a module of the user registers it.
+        envs: number of environments.
         options: further arguments of `gymnasium.make`.
 
     Raises:
-        ConfigError: there is no such task, its actions are not discrete, its observations are no vector, or it does not
-            return what it says.
+        ConfigError: there is no such task, its actions are not discrete, its observations are no vectors, or it does
+            not return what its spaces say.
     """
 
     dtype = torch.float32
@@ -40,12 +42,12 @@ class Classic(Emulator):
         self.frame: tuple[int, ...] = (first.size,)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
-        """Begin episodes; their first observations."""
+        """Begin episodes in the environments `which` and return their first observations, (k, size)."""
         assert seeds is not None, "these tasks are random"
         return np.stack([self._envs[env].reset(seed) for env, seed in zip(which, seeds, strict=True)])
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Make the step."""
+        """Make the step that `send` has ordered; see `Emulator.recv`."""
         actions = [self._action_type(self._first_action + action) for action in self._sent.tolist()]
         steps = [env.step(action) for env, action in zip(self._envs, actions, strict=True)]
         frames, rewards, terminated, truncated = zip(*steps, strict=True)
@@ -53,16 +55,16 @@ class Classic(Emulator):
         return np.stack(frames), np.array(rewards), ends, np.array(truncated) & ~ends
 
     def picture(self, frame: np.ndarray) -> np.ndarray:
-        """What the first environment draws, if its options have `render_mode: rgb_array`."""
+        """Return what the first environment draws; its options must have `render_mode: rgb_array`."""
         return rendered(self._envs[0].name, self._envs[0].env)
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close all environments."""
         for env in self._envs:
             env.close()
 
 
 @checked
 def make(envs: Count, seed: int, purpose: str, game: str, options: dict[str, Any] | None = None) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of conf/env/cartpole.yaml."""
+    """Make environments for `rl.dqn`; the options are those of conf/env/cartpole.yaml."""
     return Episodes(Classic(game, envs, options), seed, purpose)

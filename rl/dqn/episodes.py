@@ -1,6 +1,6 @@
-"""Vectorised environments whose episodes can be replayed: what the trainer steps, saves and resumes.
+"""Vectorised environments whose episodes can be replayed, so that a run can be resumed.
 
-An emulator's inner state cannot be copied out, but an episode is a function of its seed and of the actions in it. So a
+The inner state of an emulator cannot be copied, but an episode is a function of its seed and of the actions in it. So a
 checkpoint holds these, and a resumed run replays unfinished episodes, in a fraction of the time.
 """
 
@@ -18,16 +18,16 @@ log = logging.getLogger(__name__)
 
 
 class Emulator:
-    """Vectorised environments without named seeds, stacks or resuming (`atari`, `classic`, `minatar`).
+    """The interface of vectorised environments (`atari`, `classic`, `minatar`); `Episodes` adds seeds and resuming.
 
     Attributes:
-        envs: their number.
+        envs: number of environments.
         actions: number of actions.
         frame: shape of a frame.
-        dtype: of a frame.
-        stack: frames in an observation.
+        dtype: dtype of a frame.
+        stack: number of frames in an observation.
         random: whether an episode depends on its seed.
-        limit: actions after which an episode is truncated; None: not known.
+        limit: actions after which an episode is truncated; None if not known.
     """
 
     envs: int
@@ -39,22 +39,31 @@ class Emulator:
     limit: int | None = None
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
-        """Begin episodes; their first frames, (k, *frame)."""
+        """Begin episodes and return their first frames, (k, *frame).
+
+        Args:
+            which: numbers of the k environments.
+            seeds: a seed for each; None goes on without seeding.
+        """
         raise NotImplementedError
 
     def send(self, actions: np.ndarray) -> None:
-        """Let all environments begin a step, (envs,) int64; those too fast for a thread to pay make it in `recv`."""
+        """Let all environments begin a step with these actions, (envs,) int64.
+
+        Environments that are too fast for a thread to pay make the step in `recv`.
+        """
         self._sent = actions
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Wait for the step: next frames, rewards, terminated, truncated."""
+        """Wait for the step and return next frames (envs, *frame), rewards, terminated and truncated, (envs,) each."""
         raise NotImplementedError
 
     def picture(self, frame: np.ndarray) -> np.ndarray:
-        """A picture of the first environment, uint8 (height, width, 3): by default the frame that the agent sees.
+        """Return a picture of the first environment, uint8 (height, width, 3); by default the frame itself.
 
         Args:
-            frame: its newest one; (height, width) grey, or (channels, height, width) with a colour for each channel.
+            frame: the newest frame; (height, width) grey, or (channels, height, width), where each channel gets a
+                colour.
         """
         if frame.ndim == 2:
             return np.repeat(frame.astype(np.uint8)[..., None], 3, axis=2)
@@ -63,19 +72,19 @@ class Emulator:
         return picture
 
     def close(self) -> None:
-        """Let go of threads."""
+        """End the threads of the environments, if they have any."""
 
 
 class Step(NamedTuple):
     """The result of a step of all environments, as `rl.dqn.frames.FrameReplay` takes it.
 
     Attributes:
-        frames: (envs, *frame), in an ended episode its last.
+        frames: (envs, *frame), the next frames; where an episode ended, its last frame.
         rewards: (envs,) float32, not clipped.
-        terminated: (envs,) bool; not where a time limit ended the episode.
-        ended: (k,) environments whose episode ended; new ones have started.
-        first: (k, *frame) the first frames of those.
-        returns: (k,) sums of rewards of the ended episodes.
+        terminated: (envs,) bool; False where a time limit ended the episode.
+        ended: (k,), the environments whose episode ended; new episodes have begun in them.
+        first: (k, *frame), the first frames of these new episodes.
+        returns: sums of rewards of the k episodes that ended.
     """
 
     frames: Tensor
@@ -87,51 +96,52 @@ class Step(NamedTuple):
 
 
 class Episodes:
-    """Environments that start a new episode, with its own seed, when one ends.
+    """Environments that begin a new episode, with its own seed, when one ends.
 
     Args:
         emulator: the environments.
-        seed: of all that is random in them.
-        purpose: names the stream, so that evaluation does not share the training's.
+        seed: seed of everything that is random in them.
+        purpose: name of the stream of seeds, so that evaluation does not share those of training.
         sticky: chance that a decision is ignored and the last executed action is repeated.
 
     Attributes:
-        observations: (envs, stack, *frame) what the next actions are chosen for.
+        observations: (envs, stack, *frame), the observations for which the next actions are chosen.
     """
 
     def __init__(self, emulator: Emulator, seed: int, purpose: str, sticky: float = 0.0) -> None:
         self.emulator, self.seed, self.purpose, self.sticky = emulator, seed, purpose, sticky
         envs = self.envs = emulator.envs
-        self.numbers = [0] * envs  # episodes begun
-        self.executed: list[list[int]] = [[] for _ in range(envs)]  # actions since their beginning
+        self.numbers = [0] * envs  # how many episodes each environment has begun
+        self.executed: list[list[int]] = [[] for _ in range(envs)]  # actions in the present episode of each
         self.returns = np.zeros(envs)
         self.observations = torch.zeros(envs, emulator.stack, *emulator.frame, dtype=emulator.dtype)
         self._generator = seeding.generator(seed, purpose, "sticky")
 
     def begin(self) -> Tensor:
-        """Begin an episode everywhere; the first frames, (envs, *frame)."""
+        """Begin an episode in every environment and return the first frames, (envs, *frame)."""
         return self._begin(list(range(self.envs)))
 
     def send(self, actions: Tensor) -> None:
         """Let all environments begin a step with these decisions, (envs,)."""
         if self.sticky:
-            last = torch.tensor([done[-1] if done else 0 for done in self.executed])
-            actions = torch.where(torch.rand(self.envs, generator=self._generator) < self.sticky, last, actions)
-        for done, action in zip(self.executed, actions.tolist(), strict=True):
-            done.append(action)
+            last_actions = torch.tensor([executed[-1] if executed else 0 for executed in self.executed])
+            repeats = torch.rand(self.envs, generator=self._generator) < self.sticky
+            actions = torch.where(repeats, last_actions, actions)
+        for executed, action in zip(self.executed, actions.tolist(), strict=True):
+            executed.append(action)
         self.emulator.send(actions.numpy().astype(np.int64))
 
     def recv(self) -> Step:
-        """Wait for the step; where an episode ended the next one begins."""
+        """Wait for the step, begin new episodes where one has ended, and return the result."""
         frames, rewards, terminated, truncated = self.emulator.recv()
         self.returns += rewards
         ended = np.flatnonzero(terminated | truncated).tolist()
         returns = [float(self.returns[env]) for env in ended]
-        step = torch.from_numpy(np.ascontiguousarray(frames))
-        self.observations = torch.cat([self.observations[:, 1:], step[:, None]], dim=1)
-        first = self._begin(ended) if ended else step[:0]
+        next_frames = torch.from_numpy(np.ascontiguousarray(frames))
+        self.observations = torch.cat([self.observations[:, 1:], next_frames[:, None]], dim=1)
+        first = self._begin(ended) if ended else next_frames[:0]
         return Step(
-            step,
+            next_frames,
             torch.from_numpy(rewards.astype(np.float32)),
             torch.from_numpy(terminated),
             torch.tensor(ended, dtype=torch.int64),
@@ -140,13 +150,14 @@ class Episodes:
         )
 
     def close(self) -> None:
-        """Let go of threads."""
+        """Close the environments."""
         self.emulator.close()
 
     def _begin(self, which: list[int]) -> Tensor:
+        """Begin the next episode in the environments `which` and return the first frames, (k, *frame)."""
         # Seeding takes ALE 20 times as long as starting an episode, so it is done only where it matters.
-        anew = self.emulator.random or max(self.numbers) == 0
-        frames = self._reset(which, [self.seed_of(env, self.numbers[env]) for env in which] if anew else None)
+        needs_seeds = self.emulator.random or max(self.numbers) == 0
+        frames = self._reset(which, [self.seed_of(env, self.numbers[env]) for env in which] if needs_seeds else None)
         for env in which:
             self.numbers[env] += 1
             self.executed[env] = []
@@ -154,20 +165,21 @@ class Episodes:
         return frames
 
     def _reset(self, which: list[int], seeds: list[int] | None) -> Tensor:
+        """Reset the environments `which` and their observations, and return the first frames, (k, *frame)."""
         frames = torch.from_numpy(np.ascontiguousarray(self.emulator.reset(which, seeds)))
         self.observations[which] = 0
         self.observations[which, -1] = frames
         return frames
 
     def seed_of(self, env: int, number: int) -> int:
-        """The seed of episode `number` (from 0) of an environment."""
+        """Return the seed of episode `number` (from 0) of an environment."""
         return seeding.derive(self.seed, self.purpose, env, number) % (2**31 - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Seeds and actions of the unfinished episodes."""
+        """Return numbers (which give the seeds) and actions of the unfinished episodes."""
         return {
             "numbers": list(self.numbers),
-            "executed": [torch.tensor(done, dtype=torch.int32) for done in self.executed],
+            "executed": [torch.tensor(executed, dtype=torch.int32) for executed in self.executed],
             "returns": self.returns.tolist(),
             "observations": self.observations.clone(),
             "generator": self._generator.get_state(),
@@ -178,29 +190,34 @@ class Episodes:
 
         Returns:
             Whether the environments show the same frames as before. If not (another version of the emulator, an
-            environment that is random beside its seed), new episodes begin when `begin` is called.
+            environment that is random apart from its seed), `begin` must be called to begin new episodes.
         """
         self.numbers, self.returns = list(state["numbers"]), np.array(state["returns"])
-        self.executed = [done.tolist() for done in state["executed"]]
+        self.executed = [executed.tolist() for executed in state["executed"]]
         self._generator.set_state(state["generator"].cpu())
-        random, everywhere = self.emulator.random, list(range(self.envs))
-        self._reset(everywhere, [self.seed_of(env, 0) for env in everywhere])
+        is_random, all_envs = self.emulator.random, list(range(self.envs))
+        self._reset(all_envs, [self.seed_of(env, 0) for env in all_envs])
         longest = max(map(len, self.executed))
-        for t in range(longest + 1):  # each starts late enough that all reach their former step at the same time
-            for env, done in enumerate(self.executed):
-                if t == longest - len(done):
-                    self._reset([env], [self.seed_of(env, self.numbers[env] - 1)] if random else None)
+        # All environments step together. Each begins its episode late enough that all reach their former step at the
+        # same time; until then it makes any steps.
+        for t in range(longest + 1):
+            for env, executed in enumerate(self.executed):
+                if t == longest - len(executed):
+                    self._reset([env], [self.seed_of(env, self.numbers[env] - 1)] if is_random else None)
             if t < longest:
-                at = [t - longest + len(done) for done in self.executed]
-                actions = [done[k] if k >= 0 else 0 for k, done in zip(at, self.executed, strict=True)]
+                positions = [t - longest + len(executed) for executed in self.executed]  # below 0: not begun yet
+                actions = [
+                    executed[position] if position >= 0 else 0
+                    for position, executed in zip(positions, self.executed, strict=True)
+                ]
                 self.emulator.send(np.array(actions, dtype=np.int64))
-                shown, _, terminated, truncated = self.emulator.recv()
-                frames = torch.from_numpy(np.ascontiguousarray(shown))
+                new_frames, _, terminated, truncated = self.emulator.recv()
+                frames = torch.from_numpy(np.ascontiguousarray(new_frames))
                 self.observations = torch.cat([self.observations[:, 1:], frames[:, None]], dim=1)
                 ended = np.flatnonzero(terminated | truncated).tolist()
-                if any(at[env] >= 0 for env in ended):  # an unfinished episode did not end here
+                if any(positions[env] >= 0 for env in ended):  # the episode did not end here before
                     return False
-                over = [env for env in ended if at[env] < 0]
-                if over and random:  # one that waits for its start must not be stepped beyond its end
-                    self._reset(over, [self.seed_of(env, 0) for env in over])
+                ended_waiting = [env for env in ended if positions[env] < 0]
+                if ended_waiting and is_random:  # an environment must not be stepped beyond an episode's end
+                    self._reset(ended_waiting, [self.seed_of(env, 0) for env in ended_waiting])
         return torch.equal(self.observations, state["observations"].cpu())

@@ -1,4 +1,4 @@
-"""All that changes while DQN trains, its checkpoint, and the passes that need no gradient."""
+"""The state of a DQN run, its checkpoint, and the forward passes that need no gradient."""
 
 import contextlib
 import copy
@@ -21,13 +21,20 @@ from rl.dqn.frames import Batch, FrameReplay
 from rl.dqn.task import Task, make_env
 
 log = logging.getLogger(__name__)
-# Columns of what `train_step` adds up: the loss, and the mean value of the actions that were taken.
+# Names of the sums that `train_step` adds to: the loss, and the mean value of the actions that were taken.
 NAMES = ("train/loss", "train/value")
 
 
 @dataclass(kw_only=True)
 class Learner(AgentLearner):
-    """All that changes while DQN trains."""
+    """The state of a DQN run.
+
+    Attributes:
+        replay: the transitions.
+        env: the environments of training.
+        exploring: generator of exploration.
+        sampling: generator that draws transitions from the replay.
+    """
 
     replay: FrameReplay
     env: Episodes
@@ -38,7 +45,7 @@ class Learner(AgentLearner):
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
-        """Networks at their initial weights and the method, before the first step."""
+        """Return the state before the first step: networks at their initial weights, and the method."""
         config = task.config
         q = copy.deepcopy(task.model).to(task.device)
         net = Net.of({"q": q}, config.model["layout"])
@@ -61,16 +68,16 @@ class Learner(AgentLearner):
 
     @property
     def q(self) -> nn.Module:
-        """The network that is trained and acts."""
+        """The network that is trained and chooses actions."""
         return self.net.modules["q"]
 
     @property
     def target(self) -> nn.Module:
-        """The network that the targets come from."""
+        """The network from which targets are computed."""
         return self.net.targets["q"]
 
     def begin_task(self) -> None:
-        """Be in the environment of the phase; new episodes must begin."""
+        """Change to the environment of the phase's task; new episodes must be begun afterwards."""
         emulator = self.env.emulator
         assert isinstance(emulator, Changing)
         emulator.begin_task(self.phase)
@@ -80,7 +87,7 @@ class Learner(AgentLearner):
         self.env.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the replay, see `save`."""
+        """Return the state without the replay, which `save` writes."""
         return {**super().state_dict(), "env": self.env.state_dict()}
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
@@ -93,7 +100,7 @@ class Learner(AgentLearner):
             self.replay.start(torch.arange(self.env.envs), self.env.begin())
 
     def renew_optimizers(self, task: Task) -> None:
-        """The learner's phase has a new optimizer, which the method may choose."""
+        """Make a new optimizer for the phase, which the method may choose."""
 
         def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             optimizer: torch.optim.Optimizer = build("optimizer", task.config.optimizer, params=list(parameters))
@@ -107,7 +114,7 @@ class Learner(AgentLearner):
 def greedy_actions(task: Task, learner: Learner, observations: Tensor, acts: bool = True) -> Tensor:
     """Return the actions of the largest value, (envs,) on the CPU, for observations (envs, stack, ...).
 
-    With `acts` a method watches the training passes, so that this pass must be none.
+    With `acts` a method watches training passes, so that this pass is made in evaluation mode.
     """
     with learner.net.mode(training=False) if acts else contextlib.nullcontext(), task.autocast():
         actions: Tensor = learner.q(observations.to(task.device, non_blocking=True)).argmax(1)
@@ -115,6 +122,6 @@ def greedy_actions(task: Task, learner: Learner, observations: Tensor, acts: boo
 
 
 def to_device(task: Task, batch: Batch) -> Batch:
-    """Move transitions to the networks' device; `reward_clip` leaves the signs of their rewards."""
-    batch = Batch(*(part.to(task.device, non_blocking=True) for part in batch))
+    """Return transitions on the networks' device; `reward_clip` replaces rewards by their signs."""
+    batch = Batch(*(column.to(task.device, non_blocking=True) for column in batch))
     return batch._replace(rewards=batch.rewards.sign()) if task.config.reward_clip else batch

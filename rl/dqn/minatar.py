@@ -20,10 +20,10 @@ class MinAtar(Emulator):
     """An emulator of `rl.dqn.episodes`: frames (channels, 10, 10) of 0 and 1.
 
     Args:
-        game: its name.
-        envs: how many at once.
+        game: name of the game.
+        envs: number of environments.
         sticky: chance that the last action is repeated.
-        ramping: whether games grow harder within an episode.
+        ramping: whether games become harder within an episode.
         max_frames: length at which an episode is truncated.
 
     Raises:
@@ -47,18 +47,18 @@ class MinAtar(Emulator):
         self._lengths = np.zeros(envs, dtype=np.int64)
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
-        """Begin episodes; their first frames."""
+        """Begin episodes in the environments `which` and return their first frames, (k, channels, 10, 10)."""
         assert seeds is not None, "these games are random"
         for env, seed in zip(which, seeds, strict=True):
             game = self._games[env]
             game.seed(seed)
             game.reset()
-            game.last_action = 0  # else a sticky action would be that of the episode before
+            game.last_action = 0  # otherwise a sticky action would repeat one of the episode before
             self._lengths[env] = 0
         return np.stack([self._frame(env) for env in which])
 
     def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Make the step."""
+        """Make the step that `send` has ordered; see `Emulator.recv`."""
         steps = [game.act(action) for game, action in zip(self._games, self._sent.tolist(), strict=True)]
         self._lengths += 1
         rewards, ends = np.array([reward for reward, _ in steps], np.float64), np.array([end for _, end in steps], bool)
@@ -80,7 +80,7 @@ def make(
     ramping: bool = True,
     max_frames: Annotated[int, within(1, 1_000_000_000)] = 10_000,
 ) -> Episodes:
-    """Environments for `rl.dqn`; the options are those of conf/env/minatar_asterix.yaml.
+    """Make environments for `rl.dqn`; the options are those of conf/env/minatar_asterix.yaml.
 
     Raises:
         ConfigError: an option is out of its range, or the package is missing.

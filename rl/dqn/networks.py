@@ -13,27 +13,27 @@ from fire_core.units.graph import Consumer, Producer, Units, between
 
 
 class ToFloat(nn.Module):
-    """Integers or truth values as float32."""
+    """Convert integers or truth values to float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.float()
 
 
 class QNetwork(nn.Module):
-    """What all networks share: an encoder, and a head of two linear layers that plasticity injection can replace.
+    """Base class of the networks: an encoder, and a head of two linear layers that plasticity injection can replace.
 
     Args:
-        before: what an encoder does to observations before its first layer, by name.
-        layers: of the encoder, by name.
-        observation: shape of one.
+        before: modules of the encoder before its first layer, by name.
+        layers: layers of the encoder, by name.
+        observation: shape of an observation.
         hidden: units of the head's first layer.
         actions: number of actions.
-        norm: layer norm before each activation, of a convolution over its whole map.
+        norm: whether there is a layer norm before each activation; that of a convolution is over its whole map.
         activation: relu, crelu (the next layer reads twice as many features) or fourier (half as many units).
 
     Attributes:
         injectable: names of the submodules that plasticity injection replaces (see `fire_core.methods.pi`).
-        copies: features of each unit.
+        copies: features that the activation makes of each unit.
     """
 
     injectable = ("head",)
@@ -63,25 +63,27 @@ class QNetwork(nn.Module):
         xavier_(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Values of all actions, (N, actions), of observations (N, ...)."""
+        """Return the values of all actions, (N, actions), for observations (N, ...)."""
         values: Tensor = self.head(self.encoder(x))
         return values
 
     def unit_graph(self) -> list[Units]:
-        """The hidden units, see `fire_core.units.graph`: each layer is read by the next one, the last by every head."""
+        """Return the hidden units (`fire_core.units.graph`): each layer is read by the next, the last by every head."""
         heads = heads_of(self.head)
         layers = [m for m in self.encoder if isinstance(m, (nn.Conv2d, nn.Linear))]
         names = [name for name, m in self.encoder.named_children() if m in layers]
         norms = norms_of(self.encoder, len(layers))
-        chain = zip(names, layers, layers[1:], norms, strict=False)
-        graph = [between(name, layer, reader, norm, self.copies) for name, layer, reader, norm in chain]
+        graph = []
+        for name, layer, reader, norm in zip(names, layers, layers[1:], norms, strict=False):
+            graph.append(between(name, layer, reader, norm, self.copies))
         if layers:
             last = between(names[-1], layers[-1], heads[0][0], norms[-1], self.copies)
             columns = last.consumers[0].columns
             readers = tuple(Consumer(head[0], columns, probed=head is heads[0]) for head in heads)
             graph.append(Units(last.name, last.count, (Producer(layers[-1]),), readers, last.norms))
-        trained = heads[0]
-        return [*graph, between("fc1", trained[0], trained[-1], norms_of(trained, 1)[0], self.copies)]
+        trained_head = heads[0]
+        norm = norms_of(trained_head, 1)[0]
+        return [*graph, between("fc1", trained_head[0], trained_head[-1], norm, self.copies)]
 
 
 class NatureCNN(QNetwork):
@@ -124,8 +126,9 @@ class NatureCNN(QNetwork):
         super().__init__({}, layers, observation, hidden, actions, norm, activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Values of all actions, (N, actions), of stacked frames (N, 4, 84, 84) in 0 ... 255."""
-        # Bytes are put in the filters' order before they grow to floats: a third of a small network's time on a CPU.
+        """Return the values of all actions, (N, actions), for stacked frames (N, 4, 84, 84) in 0 ... 255."""
+        # Bytes are laid out channels-last before they become floats: otherwise that takes a third of a small network's
+        # time on a CPU.
         x = x.contiguous(memory_format=torch.channels_last).to(torch.float32, copy=True).div_(255)
         values: Tensor = self.head(self.encoder(x))
         return values
@@ -139,8 +142,8 @@ class MinAtarCNN(QNetwork):
     Args:
         actions: number of actions.
         observation: shape of an observation.
-        filters: of the convolution.
-        hidden: units behind it.
+        filters: filters of the convolution.
+        hidden: units of the layer behind it.
         norm: see `QNetwork`.
         activation: see `QNetwork`.
 
@@ -195,24 +198,29 @@ class MLP(QNetwork):
 
 
 def heads_of(module: nn.Module) -> list[Any]:
-    """All that read a network's features, the one that is trained first; injection may have been repeated."""
-    return [one for part in module.heads for one in heads_of(part)] if isinstance(module, Injected) else [module]
+    """Return all heads that read a network's features, the trained one first; there are several after injections."""
+    if not isinstance(module, Injected):
+        return [module]
+    heads = []
+    for head in module.heads:
+        heads += heads_of(head)  # an injected head may have been injected before
+    return heads
 
 
 def nonlinear(number: str, units: int, norm: bool, activation: str) -> dict[str, nn.Module]:
-    """What follows a layer: layer norm if asked for, over all units (and places of a map), and the activation."""
+    """Return the modules behind a layer: if asked for, a layer norm over all units (and positions), an activation."""
     norms: dict[str, nn.Module] = {f"norm{number}": nn.GroupNorm(1, units)} if norm else {}
     return {**norms, f"{activation}{number}": activation_of(activation)[0]()}
 
 
 def norms_of(layers: nn.Sequential, count: int) -> list[nn.Module | None]:
-    """The norms among layers, or that many times None."""
+    """Return the norms among layers; if there are none, `count` times None."""
     return [m for m in layers if isinstance(m, nn.GroupNorm)] or [None] * count
 
 
 @torch.no_grad()
 def xavier_(network: nn.Module) -> None:
-    """Xavier-uniform weights, zero biases."""
+    """Initialise all layers with Xavier-uniform weights and zero biases."""
     for module in network.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             nn.init.xavier_uniform_(module.weight)

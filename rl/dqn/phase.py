@@ -1,4 +1,4 @@
-"""What the loop of `rl.dqn` does between its updates: rows, evaluation, measurements, what methods see."""
+"""The parts of the loop of `rl.dqn` besides its updates: evaluation, measurements, rows, and what methods are given."""
 
 import contextlib
 import functools
@@ -23,15 +23,14 @@ from rl.dqn.task import Task, make_env
 
 PROBE = 256  # transitions on which plasticity is measured
 ATARI = "rl.dqn.atari.make"
-BATCHES = 16  # for a method, at the midpoint or after a row
+BATCHES = 16  # batches that a method is given, at the midpoint or after a row
 
 
 def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
-    """The return of nearly greedy play in environments of its own, or nothing (`play`); in a stream these are of the
-    task `phase`."""
+    """Return the scores of nearly greedy play (`play`) in new environments; of a stream, those of the task `phase`."""
     options, env_options = task.config.eval, task.config.env
     game = env_options["game"] if task.benchmark is None else task.benchmark.name_of(phase, env_options["game"])
-    game = game if env_options["_target_"] == ATARI else ""  # MinAtar's games have the same names, and other scores
+    game = game if env_options["_target_"] == ATARI else ""  # MinAtar's games have the same names but other scores
     policy = functools.partial(greedy_actions, task, learner)
     envs = options.num_envs if options.episodes is None else options.episodes
     with contextlib.closing(make_env(task.config, envs, f"eval/{learner.step}")) as env:
@@ -41,7 +40,7 @@ def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
 
 
 def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, Any]:
-    """The row at this step."""
+    """Return the row of the log at this step, and set the sums to zero."""
     row = start_row(task, learner)
     row |= {"env_steps": learner.step, "train/episodes": len(learner.returns)}
     if learner.counted:
@@ -55,12 +54,12 @@ def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, A
 
 
 def diagnose(task: Task, learner: Learner) -> dict[str, float]:
-    """How plastic the network of a stream is now; nothing in it changes.
+    """Measure how plastic the network of a stream is, without changing anything.
 
     Returns:
-        stable_rank, effective_rank, srank and dormant_ratio (`plasticity`), dfi, gradient_norm of the loss of a batch
-        of the replay, and td_fresh and td_old: the mean absolute errors of the values on the newest and on the oldest
-        tenth of the transitions that the replay holds.
+        stable_rank, effective_rank, srank and dormant_ratio (`plasticity`), dfi, the gradient_norm of the loss on a
+        batch of the replay, and td_fresh and td_old, the mean absolute errors of the values on the newest and on the
+        oldest tenth of the transitions in the replay.
     """
     generator, net = seeding.generator(task.config.seed, "diagnose", learner.step), learner.net
     loss = functools.partial(probe_loss, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
@@ -70,8 +69,8 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         gradients = torch.autograd.grad(loss(), trained)
         numbers["gradient_norm"] = torch.nn.utils.get_total_norm(gradients).item()
         for name, part in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
-            drawn = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))
-            observations, targets = probe_batch(task, learner, drawn)
+            transitions = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))
+            observations, targets = probe_batch(task, learner, transitions)
             with torch.no_grad():
                 errors = action_values(learner.q, observations, targets[:, 0]) - targets[:, 1]
             numbers[name] = errors.abs().mean().item()
@@ -79,10 +78,10 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
 
 
 def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
-    """How plastic the network is on some transitions of the replay.
+    """Measure how plastic the network is, on transitions of the replay.
 
-    Where a task of a stream has ended (`task_ended`), `previous_return` is the return of nearly greedy play in it: how
-    much of what was learned is there before and after the method acts.
+    If a task of a stream has ended (`task_ended`), `previous_return` is the return of nearly greedy play in this task.
+    It shows how much of what was learned the method leaves.
     """
     generator = seeding.generator(task.config.seed, "probe", learner.phase)
     net = learner.net
@@ -100,7 +99,7 @@ def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Ten
     """Turn B transitions into inputs and targets of `probe_loss`, with the targets of `rl.dqn.train.train_step`.
 
     Returns:
-        Observations (B, stack, ...) on the device, and (B, 2): the actions beside their targets.
+        Observations (B, stack, ...) on the device, and actions beside their targets, (B, 2).
     """
     batch = to_device(task, batch)
     with task.autocast():
@@ -110,48 +109,49 @@ def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Ten
 
 
 def probe_loss(net: Net, observations: Tensor, targets: Tensor) -> Tensor:
-    """The loss of `rl.dqn.train.train_step`, outside of a step: what methods and measurements look at.
+    """Return the loss of `rl.dqn.train.train_step` outside of a step, for methods and measurements; a scalar.
 
     Args:
-        net: with the Q-network.
+        net: the networks.
         observations: (B, stack, ...).
-        targets: (B, 2), the actions beside their targets.
+        targets: (B, 2), actions beside their targets.
     """
     return F.smooth_l1_loss(action_values(net.modules["q"], observations, targets[:, 0]), targets[:, 1])
 
 
 def action_values(q: nn.Module, observations: Tensor, actions: Tensor) -> Tensor:
-    """The values Q(s, a) of the actions (B,) that were taken, (B,)."""
+    """Return the values Q(s, a) of actions (B,) for observations (B, stack, ...), (B,)."""
     values: Tensor = q(observations).float()
     return values.gather(1, actions.long()[:, None])[:, 0]
 
 
 def pass_probe(task: Task, learner: Learner) -> None:
-    """Pass some transitions of the replay through the network, for a trigger that looks at activations."""
+    """Pass some transitions of the replay through the network, for a trigger that measures activations."""
     generator = seeding.generator(task.config.seed, "trigger", learner.step)
     learner.q(to_device(task, learner.replay.sample(PROBE, generator)).frames[:, :-1])
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
-    """What a method is told when it acts; batches are `probe_batch`'s.
+    """Return what a method is given when it acts; its batches are those of `probe_batch`.
 
-    At a boundary it gets the optimizer only if that is to forget, as one that is kept or new is not its business.
+    At a boundary it is given the optimizer only with `boundary.optimizer=forget`, because it must not reset one that is
+    kept, and need not reset one that is replaced.
     """
-    method = (task.config.seed, "method", learner.phase, learner.updates)
-    sees = at in ("row", "step") or task.config.boundary.optimizer == "forget"
+    method_seed = (task.config.seed, "method", learner.phase, learner.updates)
+    gets_optimizer = at in ("row", "step") or task.config.boundary.optimizer == "forget"
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        generator = seeding.generator(*method, "batches")
+        generator = seeding.generator(*method_seed, "batches")
         for _ in range(BATCHES):
             yield probe_batch(task, learner, learner.replay.sample(task.config.batch_size, generator))
 
     return Context(
         phase=learner.phase,
         step=learner.updates,
-        generator=seeding.generator(*((task.config.seed, "firing", learner.step) if at == "firing" else method)),
+        generator=seeding.generator(*((task.config.seed, "firing", learner.step) if at == "firing" else method_seed)),
         batches=batches,
         loss=functools.partial(probe_loss, learner.net),
-        optimizers=learner.optimizer_parts if sees else [],
+        optimizers=learner.optimizer_parts if gets_optimizer else [],
         step_loss=step_loss,
         new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )

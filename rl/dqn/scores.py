@@ -1,7 +1,9 @@
-"""Human-normalised Atari scores, (raw - random) / (human - random), and the table of both (Badia et al., "Agent57",
-ICML 2020, table of the baselines). Values as in the FIRE paper's code."""
+"""Human-normalised Atari scores, (raw - random) / (human - random), and the table of random and human scores.
 
-# game, without separators: score of random play, of a human player
+The table is that of the baselines in Badia et al., "Agent57", ICML 2020, with the values of the FIRE paper's code.
+"""
+
+# Name of the game, without separators: (score of random play, score of a human player).
 SCORES: dict[str, tuple[float, float | None]] = {
     "alien": (227.8, 7127.7),
     "amidar": (5.8, 1719.5),
@@ -64,10 +66,10 @@ SCORES: dict[str, tuple[float, float | None]] = {
 
 
 def human_normalised(game: str, score: float) -> float | None:
-    """0 for random play, 1 for a human; None for a game without a human score.
+    """Return the score that is 0 for random play and 1 for a human; None for a game without a human score.
 
     Args:
-        game: its name, in whatever case and with whatever separators.
+        game: name of the game, in any case and with any separators.
         score: a raw return.
     """
     random, human = SCORES.get("".join(filter(str.isalnum, game)).lower(), (0.0, None))

@@ -1,4 +1,4 @@
-"""What is fixed before the first step of a DQN run: options, environment, network, phases."""
+"""Everything about a DQN run that is fixed before its first step: options, environments, network, phases."""
 
 import contextlib
 from dataclasses import dataclass, field
@@ -26,14 +26,15 @@ from rl.dqn.changing import Changing
 from rl.dqn.episodes import Emulator, Episodes
 from rl.dqn.frames import FrameReplay
 
-Envs = Annotated[int, within(1, 1024)]  # environments at once
+Envs = Annotated[int, within(1, 1024)]  # number of environments that step together
 
 
 @dataclass
 class Epsilon:
-    """Exploration: from `start` linearly to `end` within this fraction of all steps, after `learning_starts`.
+    """Exploration: the chance of a random action goes linearly from `start` to `end` after `learning_starts`.
 
-    In a stream, of one task's steps; where boundaries are hidden only in the first task.
+    It takes this fraction of all steps. In a stream it takes this fraction of each task's steps; if boundaries are
+    hidden, of the first task's alone.
     """
 
     start: Share = 1.0
@@ -43,7 +44,7 @@ class Epsilon:
 
 @dataclass
 class Replay:
-    """The frame replay: rows (an episode of T transitions takes T + 1) and where they are kept."""
+    """The frame replay: its number of rows (an episode of T transitions takes T + 1), and where they are stored."""
 
     capacity: Count = MISSING
     device: str = "auto"  # auto (that of the networks), cpu, cuda
@@ -52,21 +53,21 @@ class Replay:
 
 @dataclass
 class Evaluation:
-    """How often, how greedily and in how many environments at once the agent is evaluated.
+    """How often, how greedily and in how many environments the agent is evaluated.
 
-    Whole episodes count: those that begin within `steps` agent steps, or `episodes` of them.
+    Complete episodes count: those that begin within `steps` agent steps, or a number of `episodes`.
     """
 
     every: Count = MISSING
     steps: Count = MISSING
     num_envs: Envs = 8
     epsilon: Share = 0.001
-    episodes: Envs | None = None  # so many, one in each environment; null: by `steps`
+    episodes: Envs | None = None  # number of episodes, one in each environment; null counts by `steps`
 
 
 @dataclass
 class DQNBoundary(Boundary):
-    """What restarts at a boundary."""
+    """What restarts at a boundary; conf/boundary describes the values."""
 
     target: Annotated[str, one_of("auto", "copy", "keep", "act", "follow")] = "auto"
 
@@ -97,7 +98,7 @@ class DQNConfig(AgentConfig):
     # Steps between two rows; an epoch for methods that count in those. Of a stream 0: a quarter of a task.
     log_every: Count = MISSING
     precision: Annotated[str, one_of("float32", "bfloat16")] = "float32"  # bfloat16: autocast
-    tuned: str = "auto"  # whose tuned values the method takes: conf/tuned
+    tuned: str = "auto"  # the setting whose tuned values the method takes, a file of conf/tuned
 
 
 register("dqn", DQNConfig)
@@ -105,13 +106,13 @@ register("dqn", DQNConfig)
 
 @dataclass(kw_only=True)
 class Task(AgentTask):
-    """What is fixed before the first step; everything else is a `Learner`.
+    """Everything that is fixed before the first step; what changes while a run trains is in the `Learner`.
 
     Attributes:
-        config: as of all tasks.
-        replay_device: where frames are kept.
-        emulator: closed; it tells the actions and the frames.
-        model: the Q-network at its initial weights, of which learners take copies.
+        config: the options, see `AgentTask`.
+        replay_device: device on which frames are stored.
+        emulator: a closed emulator, which says the number of actions and the shape of frames.
+        model: the Q-network at its initial weights. A template: learners copy it.
     """
 
     config: DQNConfig
@@ -124,7 +125,7 @@ class Task(AgentTask):
         """Check the options, build network and method; nothing is written.
 
         Raises:
-            ConfigError: an option is out of its range, or these things do not fit together or into memory.
+            ConfigError: an option is out of its range, or options do not fit together or into memory.
         """
         benchmark = build_benchmark(config)
         if benchmark is not None:
@@ -153,15 +154,15 @@ class Task(AgentTask):
             benchmark=benchmark,
         )
         if benchmark is None and task.empties_replay:
-            after = config.total_steps - config.midpoint - config.num_envs
-            if config.learning_starts >= after:
+            second_half = config.total_steps - config.midpoint - config.num_envs
+            if config.learning_starts >= second_half:
                 raise ConfigError(
-                    f"learning_starts={config.learning_starts} must be less than {after} after the midpoint too"
+                    f"learning_starts={config.learning_starts} must be less than {second_half} after the midpoint too"
                 )
         if config.replay.capacity < config.num_envs * (emulator.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
-        each = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
-        check_fits("replay.capacity", config.replay.capacity, each, task.replay_device)
+        bytes_of_row = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
+        check_fits("replay.capacity", config.replay.capacity, bytes_of_row, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
         idle = idle_beside(method, config) if task.method_optimizes(0) else {}
         if config.eval.episodes is not None:
@@ -171,38 +172,38 @@ class Task(AgentTask):
 
     @property
     def steps_before_trigger(self) -> int:
-        """Steps before the first with updates, about which a trigger is asked first."""
+        """Steps before the first step with updates, which is the first that the trigger is asked about."""
         return (self.config.learning_starts // self.config.num_envs + 1) * self.config.num_envs
 
     def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """The weights of a Q-network built as at the start of the run, from a seed of this moment."""
+        """Return the weights of a Q-network built as at the start of the run, but from a seed of this moment."""
         with seeding.seeded(self.config.seed, "init", *moment):
             return {"q": build_network(self.config, self.emulator).state_dict()}
 
     def new_replay(self) -> FrameReplay:
-        """An empty replay."""
-        config, seen = self.config, self.emulator
+        """Return an empty replay."""
+        config, emulator = self.config, self.emulator
         return FrameReplay(
-            config.replay.capacity, config.num_envs, seen.frame, seen.dtype, seen.stack, self.replay_device
+            config.replay.capacity, config.num_envs, emulator.frame, emulator.dtype, emulator.stack, self.replay_device
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """bfloat16 where it is asked for."""
+        """Return a context in which the network computes in the precision of `precision=`."""
         return autocast(self.device, self.config.precision)
 
 
 def phases_of(config: DictConfig, benchmark: ContinualControl | None) -> list[Phase]:
-    """Two halves, or the tasks of a stream."""
+    """Return the two halves of a run, or the tasks of a stream."""
     if benchmark is None:
         return split(config.midpoint, config.total_steps)
     return benchmark.phases("total_steps", config.total_steps)
 
 
 def check_schedule(config: DictConfig, benchmark: ContinualControl | None) -> None:
-    """Whether phases end where all environments have made a step, and learning starts within each.
+    """Check that phases end where all environments have made a step, and that learning starts within each.
 
     Raises:
-        ConfigError: with the option and what it accepts.
+        ConfigError: they do not; with the option and what it accepts.
     """
     envs, waits = config.num_envs, config.learning_starts
     if benchmark is None:
@@ -222,7 +223,7 @@ def check_schedule(config: DictConfig, benchmark: ContinualControl | None) -> No
 
 
 def build_network(config: DQNConfig | DictConfig, emulator: Emulator) -> nn.Module:
-    """The Q-network of `model=` at fresh weights, on the CPU, for the observations and actions of an emulator."""
+    """Build the Q-network of `model=` on the CPU for the observations and actions of an emulator."""
     options = {key: value for key, value in config.model.items() if key != "layout"}
     sizes = {"actions": emulator.actions, "observation": (emulator.stack, *emulator.frame)}
     network: nn.Module = build("model", options, nn.Module, **sizes)
@@ -230,16 +231,23 @@ def build_network(config: DQNConfig | DictConfig, emulator: Emulator) -> nn.Modu
 
 
 def make_env(config: DQNConfig | DictConfig, envs: int, purpose: str) -> Episodes:
-    """`envs` environments of `env=`, whose random numbers are those of this purpose."""
+    """Make `envs` environments of `env=`, in a stream of all its environments.
 
-    def one(**game: str) -> Episodes:
-        made: Episodes = build("env", {**config.env, **game}, Episodes, envs=envs, seed=config.seed, purpose=purpose)
-        return made
+    Args:
+        config: the program's options.
+        envs: number of environments.
+        purpose: name of their stream of seeds, see `Episodes`.
+    """
+
+    def make(**game: str) -> Episodes:
+        options = {**config.env, **game}
+        episodes: Episodes = build("env", options, Episodes, envs=envs, seed=config.seed, purpose=purpose)
+        return episodes
 
     benchmark = build_benchmark(config)
     if benchmark is None:
-        return one()
-    several = [one(game=name) for name in benchmark.sequence] if benchmark.sequence else [one()]
+        return make()
+    in_turn = [make(game=name) for name in benchmark.sequence] if benchmark.sequence else [make()]
     names = benchmark.sequence or [str(config.env["name"])]
-    emulator = Changing(benchmark, names, [episodes.emulator for episodes in several], config.seed)
-    return Episodes(emulator, config.seed, purpose, several[0].sticky)
+    emulator = Changing(benchmark, names, [episodes.emulator for episodes in in_turn], config.seed)
+    return Episodes(emulator, config.seed, purpose, in_turn[0].sticky)

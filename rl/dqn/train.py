@@ -1,8 +1,8 @@
 """DQN on streams of tasks and on Atari (the paper's figure 4a): `python -m rl.dqn method=base,fire -m`.
 
-A stream of tasks, or two phases in one environment; a method acts between them, and may act within them. Read from
-`main` down: the algorithm of Mnih et al. (Nature 2015) is `choose_actions` (exploration), `learn` and `train_step`
-(target and loss). The environments are in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
+A run has a stream of tasks, or two phases in one environment; a method acts between them, and may act within them. Read
+the file from `main` down: the algorithm of Mnih et al. (Nature 2015) is in `choose_actions` (exploration), `learn` and
+`train_step` (target and loss). The environments are in `rl.dqn.atari`, the replay in `rl.dqn.frames`.
 """
 
 import contextlib
@@ -40,12 +40,18 @@ from rl.dqn.trained import load
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="dqn")
 def main(config: DictConfig) -> float:
-    """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
+    """Train one configuration and return its final return, which `hydra/sweeper=optuna` maximises."""
     return execute(config, PROGRAM)
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
+    """Train from a checkpoint's state up to a phase.
+
+    Args:
+        task: the task of the run.
+        run: the run's folder.
+        state: state of a checkpoint; None starts the run.
+        stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
@@ -95,7 +101,7 @@ PROGRAM = Program(Task.from_config, train, groups=("env",), load=load)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
-    """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizer."""
+    """Let the method act at the boundary before phase `index`, measure its effect, and restart what `boundary` says."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.phase, learner.phase_step = index, 0
@@ -113,7 +119,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
 
 
 def begin_episodes(task: Task, learner: Learner) -> None:
-    """Let new episodes begin, in a stream those of the next task."""
+    """Begin new episodes, in a stream those of the next task."""
     if task.benchmark is not None:
         learner.begin_task()
         learner.task_returns.begin_task()
@@ -121,7 +127,7 @@ def begin_episodes(task: Task, learner: Learner) -> None:
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
-    """Let the method act at the midpoint, or where the trigger fired, and do what `boundary.*` says."""
+    """Let the method act at a boundary, or because the trigger fired, and restart what `boundary` says."""
     context = make_context(task, learner, "firing" if firing else "boundary")
     act_at_boundary(
         task,
@@ -136,7 +142,13 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
 
 
 def restart(task: Task, learner: Learner, context: Context | None = None) -> None:
-    """Restart target and optimizer as `boundary` says; `context`: with which the method has acted, if it has."""
+    """Restart target and optimizer as `boundary` says.
+
+    Args:
+        task: the task of the run.
+        learner: the learner.
+        context: the context with which the method has just acted; None if it has not acted.
+    """
     boundary = task.config.boundary
     update_targets(learner.method, learner.net, context, boundary.target)
     if boundary.optimizer == "new":
@@ -144,7 +156,11 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """A decision in every environment, and while they make it the updates that are due; the last one's loss."""
+    """Make a decision in every environment, and the updates that are due while the environments step.
+
+    Returns:
+        The loss of the last update, a scalar on the device; None if there was no update.
+    """
     config, env, loss = task.config, learner.env, None
     if learner.step == 0:
         learner.replay.start(torch.arange(env.envs), env.begin())
@@ -162,33 +178,34 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 def crossed(step: int, by: int, every: int) -> bool:
-    """Whether a multiple of `every` was reached within the last `by` steps."""
+    """Return whether a multiple of `every` was reached within the last `by` steps."""
     return step // every > (step - by) // every
 
 
 def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
-    """Epsilon-greedy actions for what the environments show, (envs,) on the CPU."""
+    """Return epsilon-greedy actions for the present observations, (envs,) on the CPU."""
     envs, epsilon, generator = learner.env.envs, exploration_rate(task, learner), learner.exploring
     actions = torch.zeros(envs, dtype=torch.int64)
     if epsilon < 1:
         actions = greedy_actions(task, learner, learner.env.observations, acts)
-    draws = 1 if task.config.exploration == "shared" else envs  # shared, as in the FIRE authors' code: all or none
+    # With `shared`, as in the FIRE authors' code, either all environments take random actions or none does.
+    draws = 1 if task.config.exploration == "shared" else envs
     explores = torch.rand(draws, generator=generator) < epsilon
     random_actions = torch.randint(task.emulator.actions, (envs,), generator=generator)
     return torch.where(explores, random_actions, actions)
 
 
 def exploration_rate(task: Task, learner: Learner) -> float:
-    """Chance of a random action: `epsilon.start` until learning starts, from there linearly down to `epsilon.end`."""
+    """Return the chance of a random action: `epsilon.start` until learning starts, then linearly to `epsilon.end`."""
     config, epsilon = task.config, task.config.epsilon
-    step = learner.phase_step if task.knows_boundaries else learner.step  # a known task is explored anew
+    step = learner.phase_step if task.knows_boundaries else learner.step  # an agent explores each known task anew
     duration = epsilon.fraction * (config.total_steps if task.benchmark is None else task.benchmark.steps)
     slope = (epsilon.end - epsilon.start) / duration
     return max(epsilon.end, min(epsilon.start, epsilon.start + slope * (step - config.learning_starts)))
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """Make the updates that are due after the last decisions; the loss of the last update, None if none is due."""
+    """Make the updates that are due after the last decisions; return the loss of the last, None if none is due."""
     config, loss = task.config, None
     before = learner.step - config.num_envs
     due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
@@ -202,12 +219,18 @@ def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor:
-    """One optimizer step on B transitions; `acts`: with the method's penalty and its hooks around the step.
+    """Make one optimizer step on B transitions.
 
-    An episode that a time limit cut did not terminate: its last state is bootstrapped from.
+    An episode that a time limit has cut did not terminate, so that its last state is bootstrapped from.
+
+    Args:
+        task: the task of the run.
+        learner: the learner.
+        batch: the transitions, on the device.
+        acts: whether to add the method's penalty and call its hooks around the step.
 
     Returns:
-        The loss, on the device.
+        The loss, a scalar on the device.
     """
     config, optimizer = task.config, learner.optimizer
     observations, next_observations = batch.frames[:, :-1], batch.frames[:, 1:]  # (B, stack, ...) each

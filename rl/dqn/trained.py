@@ -1,4 +1,4 @@
-"""A trained DQN agent, for `harness.load`."""
+"""Load the network of a trained DQN agent, for `harness.load`."""
 
 import functools
 from typing import Any
@@ -13,7 +13,7 @@ from rl.dqn.task import Task
 
 
 def load(task: Task, state: dict[str, Any]) -> Trained:
-    """The network of a state that gives the values of actions."""
+    """Return the Q-network of a checkpoint's state."""
     learner = Learner.new(task)
     learner.load_networks(state)
     learner.phase, learner.step = state["phase"], state["step"]
@@ -32,5 +32,5 @@ def load(task: Task, state: dict[str, Any]) -> Trained:
 
 
 def observed(task: Task, observations: Tensor) -> Tensor:
-    """Stacked observations (n, stack, ...) where the network is; it scales bytes itself."""
+    """Return stacked observations (n, stack, ...) on the network's device; the network scales bytes itself."""
     return torch.as_tensor(observations).to(task.device)
