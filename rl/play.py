@@ -175,8 +175,8 @@ def sac_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[G
 
         def step() -> Played:
             action = policy(task, trained.learner, worker.observation[None])[0]
-            ended = worker.step(action).ended
-            return Played(picture(), None if ended is None else ended[0])
+            ended_episode = worker.step(action).ended_episode
+            return Played(picture(), None if ended_episode is None else ended_episode[0])
 
         def cut() -> float:
             total = worker.total

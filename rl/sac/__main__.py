@@ -1,4 +1,4 @@
-"""`python -m rl.sac`."""
+"""The entry point of `python -m rl.sac`; the program is in `rl.sac.train`."""
 
 from harness.config.cli import run_program
 from rl.sac.task import open_environment

@@ -32,13 +32,14 @@ BENCH = (
 
 @dataclass(frozen=True)
 class Control:
-    """A task, before any environment of it exists.
+    """A control task by name, from which environments are made.
 
     Args:
         suite: gymnasium, dmc or humanoid_bench.
-        task: its name there: Humanoid-v5, humanoid-walk, h1-walk-v0.
+        task: the task's name in its suite, such as Humanoid-v5, humanoid-walk or h1-walk-v0.
         action_repeat: environment steps per decision.
-        twin: clipped double Q, for tasks that can end early.
+        twin: whether there are two critics, of which the smaller value counts (clipped double Q-learning), for tasks
+            that can end early.
         options: further arguments of the environment.
 
     Raises:
@@ -55,11 +56,11 @@ class Control:
         check_arguments(Control, vars(self))
 
     def make(self) -> Environment:
-        """A new environment, whose actions are a vector of numbers with finite bounds.
+        """Return a new environment, whose actions are a vector of numbers with finite bounds.
 
         Raises:
             ConfigError: a package is missing or has another version; the task is unknown, its observations or actions
-                are of another kind, or it does not return what it says.
+                are of another kind, or it returns values that do not fit the spaces which it declares.
         """
         options = self.options or {}
         environment = Environment(self.name, SUITES[self.suite](self.task, options))
@@ -71,12 +72,12 @@ class Control:
 
     @property
     def name(self) -> str:
-        """The option that names the task, for messages."""
+        """The option that names the task, `env.task=NAME`, for messages."""
         return f"env.task={self.task}"
 
 
 def make_task(task: str, options: dict[str, Any]) -> Any:
-    """An environment of gymnasium, whose messages name near tasks and what is to be installed."""
+    """Return a Gymnasium environment; for an unknown task the error suggests similar names and packages to install."""
     return make_gymnasium("env.task", task, options)
 
 
@@ -94,23 +95,25 @@ class DmControl:
             raise ConfigError(f'env=dmc env.task={task} needs dm_control: pip install -e ".[dmc]"') from None
         except ValueError as error:
             raise ConfigError(f"env.task={task}: {one_line(error)}") from None
-        bounds = self.env.action_spec()
-        self.action_space = Box(bounds.minimum.astype(np.float32), bounds.maximum.astype(np.float32))
+        action_spec = self.env.action_spec()
+        self.action_space = Box(action_spec.minimum.astype(np.float32), action_spec.maximum.astype(np.float32))
         size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
         self.observation_space = Box(-np.inf, np.inf, (size,))
         self.max_steps = int(self.env._step_limit) if math.isfinite(self.env._step_limit) else 0
 
     def reset(self, seed: int) -> tuple[np.ndarray, dict[str, Any]]:
         self.env.task._random = np.random.RandomState(seed % 2**32)
-        return self._flat(self.env.reset().observation), {}
+        return self._flatten(self.env.reset().observation), {}
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        moment = self.env.step(action)
-        ended = moment.last()
-        terminated = ended and moment.discount == 0
-        return self._flat(moment.observation), float(moment.reward or 0), terminated, ended and not terminated, {}
+        time_step = self.env.step(action)
+        ended = time_step.last()
+        terminated = ended and time_step.discount == 0
+        observation, reward = self._flatten(time_step.observation), float(time_step.reward or 0)
+        return observation, reward, terminated, ended and not terminated, {}
 
-    def _flat(self, observation: dict[str, Any]) -> np.ndarray:
+    def _flatten(self, observation: dict[str, Any]) -> np.ndarray:
+        """Return the named parts of an observation as one vector, (size,)."""
         return np.concatenate([np.ravel(value) for value in observation.values()])
 
     def close(self) -> None:
@@ -118,7 +121,11 @@ class DmControl:
 
 
 def make_humanoid_bench(task: str, options: dict[str, Any]) -> Any:
-    """An environment of HumanoidBench."""
+    """Return an environment of HumanoidBench.
+
+    Raises:
+        ConfigError: HumanoidBench, its version of mujoco or OpenGL is missing; the message says how to install them.
+    """
     try:
         if not (version := metadata.version("mujoco")).startswith("3.1."):
             raise ImportError(f"mujoco {version} is installed")
@@ -133,7 +140,7 @@ SUITES = {"gymnasium": make_task, "dmc": DmControl, "humanoid_bench": make_human
 
 
 def decisions_at_most(environment: Environment, action_repeat: int) -> float:
-    """Decisions after which an episode is truncated.
+    """Return the number of decisions after which an episode is truncated.
 
     Raises:
         ConfigError: the environment states no limit.
@@ -153,24 +160,25 @@ class Statistics:
     """Running mean and variance of observations (Chan et al.'s parallel update), starting from 0, 1 and count 1e-4.
 
     Args:
-        size: numbers in an observation.
+        size: length of an observation.
     """
 
     def __init__(self, size: int) -> None:
         self.mean, self.variance, self.count = np.zeros(size), np.ones(size), 1e-4
 
     def update(self, x: np.ndarray) -> None:
-        """Take in observations (k, size)."""
+        """Include observations (k, size) in the running mean and variance."""
         mean, variance, count = x.mean(0, dtype=np.float64), x.var(0, dtype=np.float64), len(x)
-        apart, total = mean - self.mean, self.count + count
-        squares = self.variance * self.count + variance * count + apart**2 * self.count * count / total
-        self.mean, self.variance, self.count = self.mean + apart * count / total, squares / total, total
+        difference, total = mean - self.mean, self.count + count
+        squares = self.variance * self.count + variance * count + difference**2 * self.count * count / total
+        self.mean, self.variance, self.count = self.mean + difference * count / total, squares / total, total
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and 1 / deviation, (size,) each, in float32."""
+        """Return the mean and 1 / standard deviation, (size,) each, in float32."""
         scale = 1 / np.sqrt(self.variance + 1e-8)
-        both = torch.from_numpy(np.stack([self.mean, scale])).float().to(device, non_blocking=True)
-        return both[0], both[1]
+        # Stacked, so that one transfer to the device suffices.
+        mean_and_scale = torch.from_numpy(np.stack([self.mean, scale])).float().to(device, non_blocking=True)
+        return mean_and_scale[0], mean_and_scale[1]
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""All that changes while SAC trains, and its checkpoint."""
+"""The training state of SAC (networks, optimizers, replay, environments, statistics) and its checkpoint."""
 
 import copy
 from collections.abc import Iterable
@@ -19,21 +19,21 @@ from rl.sac.task import Task
 from rl.sac.transitions import Transitions
 from rl.sac.workers import Workers
 
-NAMES = ("train/critic_loss", "train/actor_loss", "train/entropy", "train/q")  # columns of what `train_step` adds up
+NAMES = ("train/critic_loss", "train/actor_loss", "train/entropy", "train/q")  # row columns, in the order of `sums`
 
 
 @dataclass(kw_only=True)
 class Learner(AgentLearner):
-    """All that changes while SAC trains.
+    """The training state of SAC.
 
     Attributes:
-        critics: those of `net`, two or one.
-        target_critics: their slow copies, the targets of `net`.
-        temperature: weight of the entropy.
-        replay: the transitions.
-        statistics: of observations.
-        workers: step the environments.
-        generator: of action noise, of noise within updates and of the choice of transitions.
+        critics: the critics of `net`: two for clipped double Q-learning, otherwise one.
+        target_critics: slowly moving copies of the critics, in the same order; they are the targets of `net`.
+        temperature: the weight of the policy's entropy.
+        replay: the newest transitions of every environment.
+        statistics: running mean and variance of observations, which normalise them.
+        workers: the environments, which step in threads.
+        generator: draws the noise of actions, the noise within updates and the transitions of batches.
     """
 
     critics: nn.ModuleList
@@ -49,7 +49,7 @@ class Learner(AgentLearner):
 
     @classmethod
     def new(cls, task: Task) -> "Learner":
-        """Networks at their initial weights, an empty replay, environments at their first step."""
+        """Return the state at the start: initial weights, an empty replay, environments at their first step."""
         config = task.config
         net = Net.of({name: copy.deepcopy(module).to(task.device) for name, module in task.modules.items()}, "sac")
         critics = [name for name in net.modules if name != "actor"]
@@ -81,20 +81,23 @@ class Learner(AgentLearner):
         return actor
 
     def renew_optimizers(self, task: Task) -> None:
-        """New optimizers: those of the actor and of the critics, which the method may choose, and the temperature's."""
+        """Create the optimizers of actor, critics and temperature; the method may choose those of actor and critics."""
         config, method = task.config, self.method
 
         def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             return adamw(parameters, config.lr, config.weight_decay)
 
         self.optimizers = {}
-        for name, part in {"actor": self._part(critics=False), "critics": self._part(critics=True)}.items():
-            chooses = task.method_optimizes(self.phase)
-            self.optimizers[name] = method.optimizer(part, default) if chooses else default(part.parameters())
+        method_chooses = task.method_optimizes(self.phase)
+        for name, subnet in {"actor": self._subnet(critics=False), "critics": self._subnet(critics=True)}.items():
+            if method_chooses:
+                self.optimizers[name] = method.optimizer(subnet, default)
+            else:
+                self.optimizers[name] = default(subnet.parameters())
         self.optimizers["temperature"] = adamw(self.temperature.parameters(), config.lr, 0.0)
 
-    def _part(self, critics: bool) -> Net:
-        """The networks that one optimizer trains: the critics, or the actor."""
+    def _subnet(self, critics: bool) -> Net:
+        """Return the part of `net` that one optimizer trains: all critics, or the actor."""
         names = [name for name in self.net.modules if (name != "actor") == critics]
         modules = {name: self.net.modules[name] for name in names}
         return Net(modules, {name: self.net.init[name] for name in names}, self.net.layout)
@@ -105,23 +108,26 @@ class Learner(AgentLearner):
 
     @property
     def turns(self) -> int:
-        """Decisions of one environment; draws are seeded by them."""
+        """Decisions that each environment has made so far; seeds of draws are derived from this number."""
         return self.step // len(self.workers.workers)
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; the replay must be loaded."""
+        """Restore what `state_dict` returned; the replay must have been loaded before."""
         if task.tasks is not None:
             self.workers.choose(state["phase"])
         super().load_state_dict(task, state)
 
 
 def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> AdamW:
-    """AdamW that decays every parameter, biases and norms too, as the FIRE authors' code does; frozen ones are left."""
+    """Return AdamW over the parameters that are not frozen.
+
+    Weight decay applies to all of them, biases and normalisation too, as in the FIRE authors' code.
+    """
     trained = [p for p in parameters if p.requires_grad]
     return AdamW(trained, lr=lr, weight_decay=weight_decay, fused=True)
 
 
 def normalised(x: Tensor, statistics: tuple[Tensor, Tensor]) -> Tensor:
-    """Observations (..., o) less their mean, times 1 / deviation, (o,) each."""
+    """Return `x`, (..., o), normalised by `statistics`: the mean and 1 / standard deviation, (o,) each."""
     mean, scale = statistics
     return (x - mean) * scale

@@ -17,11 +17,11 @@ from fire_core.ranges import Depth, Width, check_arguments, one_of
 from fire_core.units.graph import Consumer, Producer, Units, between, weight
 
 EPS = 1e-6  # of every layer norm
-LOG_STD = (-10.0, 2.0)  # least and most of the policy's log standard deviation
+LOG_STD_RANGE = (-10.0, 2.0)  # of the policy
 
 
 class Block(nn.Module):
-    """x + down(relu(up(norm(x)))), four times as wide inside."""
+    """Residual block x + down(relu(up(norm(x)))), whose hidden layer is four times as wide as x."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class SimbaEncoder(nn.Module):
-    """Linear, residual blocks, layer norm: (batch, inputs) -> (batch, width)."""
+    """A linear layer, `depth` residual blocks and a layer norm: (batch, inputs) -> (batch, width)."""
 
     def __init__(self, inputs: int, width: int, depth: int, bfloat16: bool = False) -> None:
         super().__init__()
@@ -56,13 +56,16 @@ class SimbaEncoder(nn.Module):
         return features
 
     def units(self, name: str, heads: list[nn.Module]) -> list[Units]:
-        """The hidden units within blocks, which have no skip around them; the heads read none of them."""
+        """Return the hidden units within the blocks, for methods that recycle units.
+
+        Units of the residual stream are left out; `heads` read only that stream, and thus none of the hidden units.
+        """
         blocks = [block for block in self.blocks if isinstance(block, Block)]
         return [between(f"{name}.{i}", block.up, block.down) for i, block in enumerate(blocks)]
 
 
 class MlpEncoder(nn.Module):
-    """`depth` linear layers with ReLU: (batch, inputs) -> (batch, width). Torch's initial weights."""
+    """`depth` linear layers with ReLU, at torch's default initial weights: (batch, inputs) -> (batch, width)."""
 
     def __init__(self, inputs: int, width: int, depth: int, bfloat16: bool = False) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class MlpEncoder(nn.Module):
         return x.float()
 
     def units(self, name: str, heads: list[nn.Module]) -> list[Units]:
-        """The hidden units of each layer; the next layer reads them, and the heads those of the last one."""
+        """Return the units of each layer, for methods that recycle units; `heads` read those of the last layer."""
         pairs = zip(self.layers, self.layers[1:], strict=False)
         graph = [between(f"{name}.{i}", writer, reader) for i, (writer, reader) in enumerate(pairs)]
         last = self.layers[-1]
@@ -89,7 +92,7 @@ Encoder = SimbaEncoder | MlpEncoder
 
 
 class Actor(nn.Module):
-    """Observation (batch, inputs) -> mean and log standard deviation of the action before tanh, (batch, actions)."""
+    """Map observations (batch, inputs) to mean and log standard deviation, (batch, actions), of actions before tanh."""
 
     injectable = ("head.mean", "head.log_std")  # for plasticity injection
 
@@ -103,7 +106,7 @@ class Actor(nn.Module):
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
         x = self.encoder(observation)
-        low, high = LOG_STD
+        low, high = LOG_STD_RANGE
         return self.head["mean"](x), low + (high - low) / 2 * (1 + torch.tanh(self.head["log_std"](x)))
 
     def sample(self, observation: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +120,7 @@ class Actor(nn.Module):
         return squash(mean, log_std, noise)
 
     def unit_graph(self) -> list[Units]:
-        """For methods that recycle units."""
+        """Return the hidden units and the layers that read them, for methods that recycle units."""
         return self.encoder.units("actor", [*readers_of(self.head["mean"]), *readers_of(self.head["log_std"])])
 
 
@@ -128,21 +131,22 @@ def squash(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor
 
 
 def log_probability(u: Tensor, noise: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of tanh(u), (batch,), from u, so that no atanh near 1 and no log of 1 - tanh^2 = 0 is taken.
+    """Return the log-density (batch,) of the action tanh(u), where u = mean + exp(log_std) * noise.
 
-    log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)).
+    It is computed from u by log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which stays finite where tanh(u)
+    rounds to 1.
     """
     gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     return (gaussian - 2 * (math.log(2) - u - F.softplus(-2 * u))).sum(-1)
 
 
 class Critic(nn.Module):
-    """Observation (batch, o) and action (batch, a) -> their value, (batch,).
+    """Map observations (batch, o) and actions (batch, a) to their values, (batch,).
 
     Args:
-        encoder: of observation and action together.
-        width: of the encoder's features.
-        name: of its units, which those of another critic may not share.
+        encoder: turns an observation and an action, concatenated, into features.
+        width: number of features.
+        name: prefix of the names of its units; each critic needs its own.
     """
 
     injectable = ("head",)
@@ -158,20 +162,22 @@ class Critic(nn.Module):
         return values.squeeze(-1)
 
     def unit_graph(self) -> list[Units]:
-        """For methods that recycle units."""
+        """Return the hidden units and the layers that read them, for methods that recycle units."""
         return self.encoder.units(self.name, readers_of(self.head))
 
 
 def readers_of(head: nn.Module) -> list[nn.Module]:
-    """The linear layers of a head, the trained one first: one, or more where plasticity was injected."""
-    return [layer for part in head.heads for layer in readers_of(part)] if isinstance(head, Injected) else [head]
+    """Return the linear layers of a head, the trained one first: one, or several where plasticity was injected."""
+    if not isinstance(head, Injected):
+        return [head]
+    return [layer for injected in head.heads for layer in readers_of(injected)]
 
 
 class Temperature(nn.Module):
-    """exp(log), a single number > 0: the weight of the policy's entropy.
+    """The weight of the policy's entropy: a trained number above 0, stored as its logarithm.
 
     Args:
-        initial: at the start.
+        initial: its value at the start.
     """
 
     def __init__(self, initial: float) -> None:
@@ -188,10 +194,10 @@ class Networks:
 
     Args:
         kind: simba or mlp.
-        actor_width: of its hidden layers.
-        actor_depth: residual blocks (simba) or hidden layers (mlp).
-        critic_width: as for the actor.
-        critic_depth: as for the actor.
+        actor_width: width of the actor's hidden layers.
+        actor_depth: number of the actor's residual blocks (simba) or hidden layers (mlp).
+        critic_width: width of each critic's hidden layers.
+        critic_depth: number of each critic's residual blocks (simba) or hidden layers (mlp).
         bfloat16: whether products of hidden layers are computed in bfloat16.
 
     Raises:
@@ -209,12 +215,12 @@ class Networks:
         check_arguments(Networks, vars(self))
 
     def actor(self, observations: int, actions: int) -> Actor:
-        """A new actor."""
+        """Return a new actor for observations and actions of these lengths."""
         encoder = ENCODERS[self.kind](observations, self.actor_width, self.actor_depth, self.bfloat16)
         return Actor(encoder, self.actor_width, actions)
 
     def critic(self, observations: int, actions: int, name: str = "critic") -> Critic:
-        """A new critic."""
+        """Return a new critic for observations and actions of these lengths; `name` is the prefix of its units."""
         encoder = ENCODERS[self.kind](observations + actions, self.critic_width, self.critic_depth, self.bfloat16)
         return Critic(encoder, self.critic_width, name)
 
@@ -226,13 +232,17 @@ ENCODERS: dict[str, Callable[[int, int, int, bool], Encoder]] = {"simba": SimbaE
 
 
 def orthogonal_(layer: nn.Linear) -> None:
-    """Orthogonal with gain 1, zero bias."""
+    """Set the weight to an orthogonal matrix with gain 1, and the bias to zero."""
     nn.init.orthogonal_(layer.weight)
     nn.init.zeros_(layer.bias)
 
 
 def he_normal_(layer: nn.Linear) -> None:
-    """Normal with variance 2 / fan_in, cut off at two standard deviations (of the normal before cutting), zero bias."""
-    std = math.sqrt(2 / layer.in_features) / 0.87962566103423978  # cutting at 2 leaves 0.8796 of the deviation
+    """Draw the weight from a normal distribution of variance 2 / fan_in, truncated, and set the bias to zero.
+
+    It is truncated at two standard deviations of the normal distribution before truncation, which leaves 0.8796 of
+    that deviation; dividing by it gives the variance above.
+    """
+    std = math.sqrt(2 / layer.in_features) / 0.87962566103423978
     nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
     nn.init.zeros_(layer.bias)

@@ -1,4 +1,4 @@
-"""What the loop of `rl.sac` does between its updates: rows, evaluation, measurements, what methods see."""
+"""What the loop of `rl.sac` does between its updates: rows, evaluation, measurements, the contexts of methods."""
 
 import functools
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from rl.sac.task import Task
 from rl.sac.transitions import Batch, batch_at
 from rl.sac.workers import play_episodes
 
-LOOKED_AT = 8192  # transitions that a method gets, in batches
+METHOD_TRANSITIONS = 8192  # transitions that a method is given, in batches
 PROBE = 512  # transitions on which plasticity is measured
 
 
@@ -34,7 +34,7 @@ def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor
 
 
 def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
-    """Return and length of whole episodes with the policy's mean actions; in a stream these are of the task `phase`."""
+    """Play whole episodes with the policy's mean actions, of a stream in the task `phase`; return their mean scores."""
     for worker in task.eval_envs:
         worker.choose(phase)
     results = play_episodes(task.eval_envs, functools.partial(policy, task, learner))
@@ -47,7 +47,7 @@ def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:
 
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
-    """The row at this step, with an evaluation."""
+    """Return the row of this step, with an evaluation, and begin new sums for the next row."""
     row = start_row(task, learner)
     row |= {
         "env_steps": learner.step * task.control.action_repeat,
@@ -64,26 +64,26 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
-    """What a method is told when it acts; batches are `probe_batch`'s.
+    """Return the context of a method that acts at `at`; its batches come from `probe_batch`.
 
-    At a boundary it gets the optimizers only if these are to forget, as those that are kept or new are not its
-    business.
+    At a boundary the method gets the optimizers only with boundary.optimizer=forget, where it may change their state;
+    with keep and new the loop alone decides on them.
     """
-    sees = at in ("row", "step") or task.config.boundary.optimizer == "forget"
-    names = ("firing", learner.turns) if at == "firing" else ("method", learner.phase, learner.updates)
+    gets_optimizers = at in ("row", "step") or task.config.boundary.optimizer == "forget"
+    seed_names = ("firing", learner.turns) if at == "firing" else ("method", learner.phase, learner.updates)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         generator = seeding.generator(task.config.seed, "look", learner.phase, learner.turns)
-        for _ in range(0, LOOKED_AT, task.config.batch_size):
+        for _ in range(0, METHOD_TRANSITIONS, task.config.batch_size):
             yield probe_batch(task, learner, sample(learner, task.config.batch_size, generator), generator)
 
     return Context(
         phase=learner.phase,
         step=learner.updates,
-        generator=seeding.generator(task.config.seed, *names),
+        generator=seeding.generator(task.config.seed, *seed_names),
         batches=batches,
         loss=functools.partial(probe_loss, task, learner),
-        optimizers=learner.optimizer_parts if sees else [],
+        optimizers=learner.optimizer_parts if gets_optimizers else [],
         step_loss=step_loss,
         new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
     )
@@ -108,13 +108,13 @@ def probe_batch(task: Task, learner: Learner, batch: Batch, generator: torch.Gen
     """Turn B transitions into inputs and targets of `probe_loss`, with the targets of `rl.sac.train.train_step`.
 
     Returns:
-        (B, o + a), normalised observations beside actions, and (B, 1 + a), what the critics are to learn beside the
-        noise of the action that the actor takes there.
+        Inputs (B, o + a): normalised observations and actions, concatenated. Targets (B, 1 + a): the critics' target
+        value and the noise with which the actor samples its own action, concatenated.
     """
     statistics = learner.statistics.tensors(task.device)
     noise = torch.randn(2, len(batch.reward), task.actions, generator=generator).to(task.device)
     observation, next_observation = (normalised(x, statistics) for x in (batch.observation, batch.next_observation))
-    with learner.net.mode(training=False):  # no training pass, which a method sees
+    with learner.net.mode(training=False):  # a method that watches training passes must not see this one
         next_action, next_log_p = learner.actor.sample(next_observation, noise[0])
     next_values = [target(next_observation, next_action) for target in learner.target_critics]
     next_value = torch.stack(next_values).amin(0) - learner.temperature() * next_log_p
@@ -123,15 +123,15 @@ def probe_batch(task: Task, learner: Learner, batch: Batch, generator: torch.Gen
 
 
 def probe_loss(task: Task, learner: Learner, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The losses of `rl.sac.train.train_step`, outside of a step: what methods and measurements look at.
+    """Return the sum of actor loss and critic loss, as in `rl.sac.train.train_step`, for methods and measurements.
 
-    That of the actor and that of the critics are added up; each network has the gradient of its own.
+    The gradient of each network is that of its own loss, since the critics' weights are constants in the actor's loss.
 
     Args:
-        task: what is fixed.
-        learner: with the networks.
-        inputs: as `probe_batch` gives them.
-        targets: likewise.
+        task: the task of the run.
+        learner: the training state; nothing in it changes.
+        inputs: observations and actions (B, o + a) from `probe_batch`.
+        targets: target values and noise (B, 1 + a) from `probe_batch`.
     """
     observation, old_action = inputs.split([task.observations, task.actions], 1)
     target_value, noise = targets.split([1, task.actions], 1)
@@ -147,10 +147,10 @@ def probe_loss(task: Task, learner: Learner, inputs: Tensor, targets: Tensor) ->
 
 
 def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
-    """How plastic the networks are, on transitions of the replay.
+    """Return measures of the networks' plasticity, taken on transitions of the replay.
 
-    Where a task of a stream has ended (`task_ended`), `previous_return` is the return of the mean actions in it: how
-    much of what was learned is there before and after the method acts.
+    Where a task of a stream has ended (`task_ended`), they include `previous_return`, the return of the mean actions
+    in that task. Measured before and after the method acts, it shows how much the act made the agent forget.
     """
     generator = seeding.generator(task.config.seed, "probe", learner.phase)
     inputs, targets = probe_batch(task, learner, sample(learner, PROBE, generator), generator)
@@ -162,13 +162,13 @@ def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
 
 
 def diagnose(task: Task, learner: Learner) -> dict[str, float]:
-    """How plastic the networks of a stream are now; nothing in them changes.
+    """Return measures of plasticity for a row of a stream; nothing in the networks changes.
 
     Returns:
-        dormant_ratio, dfi, and the ranks of the features of the last critic's head (`plasticity`), over the actor and
-        each critic; gradient_norm and gradient_norm_actor, of the critics' and the actor's loss on transitions of the
-        replay; td_fresh and td_old: the mean absolute errors of the critics' values on the newest and on the oldest
-        tenth of the transitions that the replay holds.
+        dormant_ratio and dfi over actor and critics, and the ranks of the features of the last critic's head
+        (`plasticity`); gradient_norm and gradient_norm_actor, the gradient norms of the critics' and of the actor's
+        loss on transitions of the replay; td_fresh and td_old, the mean absolute errors of the critics' values on the
+        newest and on the oldest tenth of the transitions in the replay.
     """
     net, generator = learner.net, seeding.generator(task.config.seed, "diagnose", learner.turns)
     inputs, targets = probe_batch(task, learner, sample(learner, PROBE, generator), generator)
@@ -178,8 +178,8 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
         for name, module in (("gradient_norm", learner.critics), ("gradient_norm_actor", learner.actor)):
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
             numbers[name] = torch.nn.utils.get_total_norm(torch.autograd.grad(loss(), trained)).item()
-        for name, part in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
-            batch = learner.replay.sample_part(PROBE, generator, part)
+        for name, ages in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
+            batch = learner.replay.sample_part(PROBE, generator, ages)
             inputs, targets = probe_batch(task, learner, batch, generator)
             observation, action = inputs.split([task.observations, task.actions], 1)
             with torch.no_grad():

@@ -28,7 +28,7 @@ from rl.sac.workers import Tasks, Worker
 
 @dataclass
 class SacBoundary(Boundary):
-    """What restarts at a boundary."""
+    """Options of what restarts at a boundary: those of all agents, and SAC's temperature and statistics."""
 
     temperature: Annotated[str, one_of("auto", "new", "keep")] = "auto"
     statistics: Annotated[str, one_of("auto", "new", "keep")] = "auto"  # of observations
@@ -69,17 +69,17 @@ register("sac", SacConfig)
 
 @dataclass(kw_only=True)
 class Task(AgentTask):
-    """What is fixed before the first step; everything else is a `Learner`.
+    """What is fixed before the first step of a SAC run; what changes is in `Learner`.
 
     Attributes:
-        config: as of all tasks.
-        control: of `env=`.
-        observations: numbers in an observation.
-        actions: numbers in an action.
-        gamma: discount of a decision.
+        config: the run's options.
+        control: the control task that `env=` names.
+        observations: length of an observation; in a stream, of a padded one.
+        actions: length of an action.
+        gamma: discount per decision.
         networks: sizes of the networks.
-        modules: actor and critics at their initial weights, of which learners take copies.
-        tasks: environments of a stream.
+        modules: a template of actor and critics at their initial weights: learners copy it.
+        tasks: the environments of a stream, None without a stream.
     """
 
     config: SacConfig
@@ -143,14 +143,14 @@ class Task(AgentTask):
         return task
 
     def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """The weights of an actor and critics built as at the start of the run, from a seed of this moment."""
+        """Return the weights of actor and critics built as at the start of the run, but from a seed of this moment."""
         with seeding.seeded(self.config.seed, "init", *moment):
             modules = build_modules(self.networks, self.control, self.observations, self.actions)
         return {name: module.state_dict() for name, module in modules.items()}
 
     @property
     def steps_before_trigger(self) -> int:
-        """Decisions before the first with updates, about which a trigger is asked first."""
+        """Decisions before the first one with updates, which is the first that the trigger is asked about."""
         return -(-self.config.random_steps // self.config.num_envs) * self.config.num_envs
 
     @property
@@ -161,7 +161,7 @@ class Task(AgentTask):
 
     @functools.cached_property
     def eval_envs(self) -> list[Worker]:
-        """Environments for evaluation; their episodes are the same each time."""
+        """The environments for evaluation, made on first use; every evaluation plays the same episodes."""
         seeds = [seeding.derive(self.config.seed, "evaluation", i) for i in range(self.config.eval_episodes)]
         return [Worker(self.control, seed, tasks=self.tasks) for seed in seeds]
 
@@ -172,7 +172,7 @@ class Task(AgentTask):
 
 
 def open_environment(config: DictConfig) -> None:
-    """Make an environment of another suite than gymnasium's once.
+    """Make and close one environment, unless it is Gymnasium's, to check that its package works here.
 
     Raises:
         ConfigError: its package is not installed, or does not work here.
@@ -191,14 +191,20 @@ def build_modules(networks: Networks, control: Control, observations: int, actio
 
 
 def discount(steps: float) -> float:
-    """Gamma for episodes of `steps` decisions (the effective length: the time limit over the action repeat)."""
+    """Return gamma for episodes of at most `steps` decisions: 1 - 5 / steps, within 0.95 and 0.995."""
     fifth = steps / 5
     return min(max((fifth - 1) / fifth, 0.95), 0.995)
 
 
 def phases_of(config: DictConfig, benchmark: ContinualControl | None, repeat: int) -> list[Phase]:
-    """Two halves, or the tasks of a stream, in decisions; `repeat`: environment steps of one. All environments decide
-    equally often.
+    """Return the phases, in decisions: the tasks of a stream, or the two halves of a run without one.
+
+    Each phase is a multiple of the number of environments, since all of them decide equally often.
+
+    Args:
+        config: the run's options.
+        benchmark: the stream, or None.
+        repeat: environment steps per decision.
 
     Raises:
         ConfigError: a phase is too short for learning to start.

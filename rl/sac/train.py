@@ -47,7 +47,13 @@ def main(config: DictConfig) -> float:
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from `state` (None: from the start) up to phase `stop` (None: to the end).
+    """Train from a checkpoint's state up to a phase.
+
+    Args:
+        task: the task of the run.
+        run: the folder for rows and checkpoints.
+        state: a checkpoint's state; None starts anew.
+        stop: the phase before which training stops; None trains to the end.
 
     Returns:
         The run's summary.
@@ -96,7 +102,7 @@ PROGRAM = Program(Task.from_config, train, groups=("env",), load=load)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:
-    """Let the method act at the boundary before phase `index`, measure what it did, and take the phase's optimizers."""
+    """Let the method act at the boundary before phase `index`, measure its effect, and restart what `boundary` says."""
     config = task.config
     seeding.seed_everything(seeding.derive(config.seed, "phase", index))
     learner.generator = seeding.generator(config.seed, "stream", index)
@@ -118,7 +124,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
 
 
 def begin_episodes(learner: Learner) -> None:
-    """Let new episodes begin, those of the next task of a stream."""
+    """Start episodes of the next task of a stream in every environment."""
     learner.workers.choose(learner.phase)
     learner.workers.begin()
     learner.task_returns.begin_task()
@@ -140,17 +146,27 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
 
 
 def restart(task: Task, learner: Learner, context: Context | None = None) -> None:
-    """Restart temperature, target and optimizers as `boundary` says; `context`: with which the method has acted."""
-    how = task.config.boundary
-    if how.temperature == "new":
+    """Restart temperature, target critics and optimizers as `boundary` says.
+
+    Args:
+        task: the task of the run.
+        learner: the training state, in which they restart.
+        context: the context with which the method has acted; None where it has not.
+    """
+    boundary = task.config.boundary
+    if boundary.temperature == "new":
         learner.temperature.load_state_dict(Temperature(task.config.temperature).state_dict())
-    update_targets(learner.method, learner.net, context, how.target)
-    if how.optimizer == "new":
+    update_targets(learner.method, learner.net, context, boundary.target)
+    if boundary.optimizer == "new":
         learner.renew_optimizers(task)
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """A decision in every environment, and while they make it the updates that are due; the last one's critic loss."""
+    """Make one decision in every environment, and the updates that are due while the environments step.
+
+    Returns:
+        The critics' loss in the last update, None where no update was due.
+    """
     config, loss = task.config, None
     actions = choose_actions(task, learner, acts)
     learner.workers.send(actions)
@@ -165,7 +181,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 @torch.inference_mode()
 def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
-    """An action in [-1, 1] for each environment, (environments, actions): random at first, then from the policy."""
+    """Return actions in [-1, 1], (environments, actions): random in the run's beginning, then drawn by the policy."""
     observations = learner.workers.observations
     if task.config.normalize_observations:
         learner.statistics.update(observations)
@@ -176,7 +192,7 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
-    """Make the updates that belong to a decision in every environment; the critics' loss of the last one."""
+    """Make the `updates` steps that belong to a decision in every environment; return the last one's critic loss."""
     count, size = task.config.updates, task.config.batch_size
     transitions = learner.replay.sample(count, size, learner.generator)  # (count, B, ...)
     statistics = learner.statistics.tensors(task.device)
@@ -184,22 +200,21 @@ def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
         observation=normalised(transitions.observation, statistics),
         next_observation=normalised(transitions.next_observation, statistics),
     )
-    for number in range(count):
-        loss = train_step(task, learner, batch_at(transitions, number), acts)
+    for i in range(count):
+        loss = train_step(task, learner, batch_at(transitions, i), acts)
     return loss
 
 
 def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor:
-    """One optimizer step of actor, critics and temperature on B transitions, then one of the target critics.
+    """Make one optimizer step of actor, critics and temperature on B transitions, then move the target critics.
 
-    All gradients are taken before the first of these steps, so that a method sees one step of the whole agent; `acts`:
-    with its penalty and its hooks around that step.
+    All gradients are taken before the first of these steps, so that a method sees one step of the whole agent.
 
     Args:
-        task: what is fixed.
-        learner: whose networks are trained.
+        task: the task of the run.
+        learner: the training state, whose networks and optimizers step.
         batch: transitions with normalised observations.
-        acts: whether the method acts within this phase.
+        acts: whether the method acts within this phase: its penalty is added, and its hooks run around the step.
 
     Returns:
         The critics' loss, on the device.
@@ -255,11 +270,21 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
 
 
 def remember(task: Task, learner: Learner, actions: np.ndarray, stepped: list[Stepped]) -> None:
-    """Append the step of every environment to the replay."""
-    columns = ([getattr(s, name) for s in stepped] for name in ("before", "reward", "terminated", "following"))
-    before, rewards, terminated, following = (torch.from_numpy(np.array(c, np.float32)) for c in columns)
-    learner.replay.add(Batch(before, torch.from_numpy(actions), rewards, terminated, following))
-    returns = [s.ended[0] for s in stepped if s.ended is not None]
+    """Append the step of every environment to the replay, and the returns of episodes that ended to the learner."""
+
+    def column(name: str) -> Tensor:
+        return torch.from_numpy(np.array([getattr(step, name) for step in stepped], np.float32))
+
+    learner.replay.add(
+        Batch(
+            observation=column("observation"),
+            action=torch.from_numpy(actions),
+            reward=column("reward"),
+            terminated=column("terminated"),
+            next_observation=column("next_observation"),
+        )
+    )
+    returns = [step.ended_episode[0] for step in stepped if step.ended_episode is not None]
     learner.returns += returns
     if task.tasks is not None:
         learner.task_returns.add(learner.phase_step, returns)

@@ -14,7 +14,7 @@ from rl.sac.task import Task
 
 
 def load(task: Task, state: dict[str, Any]) -> Trained:
-    """The policy and the critics of a state, with the statistics that normalise their observations."""
+    """Return the actor and the critics of a checkpoint's state, with the statistics that normalise observations."""
     learner = Learner.new(task)
     learner.load_networks(state)
     learner.phase, learner.step = state["phase"], state["step"]
@@ -35,6 +35,6 @@ def load(task: Task, state: dict[str, Any]) -> Trained:
 
 
 def observed(task: Task, learner: Learner, observations: np.ndarray | Tensor) -> Tensor:
-    """Observations (n, numbers) as the networks take them: float32, normalised by the run's own statistics."""
+    """Return observations (n, o) as the networks take them: float32, normalised by the statistics of the run."""
     values = torch.as_tensor(observations, dtype=torch.float32, device=task.device)
     return normalised(values, learner.statistics.tensors(task.device))

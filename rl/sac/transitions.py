@@ -10,14 +10,14 @@ from rl.common.replay_store import Ring
 
 
 class Batch(NamedTuple):
-    """B transitions, one of each environment when they are added.
+    """B transitions; where they are added to the replay, one of each environment.
 
     Attributes:
-        observation: (B, o), as the environment showed it.
+        observation: (B, o), not normalised.
         action: (B, a), in [-1, 1].
-        reward: (B,).
-        terminated: (B,), 1 or 0. A time limit is no termination: the value of what would have come still counts.
-        next_observation: (B, o).
+        reward: (B,), summed over the repeats of the action.
+        terminated: (B,), 1 or 0. A time limit is no termination: the value of the next observation still counts.
+        next_observation: (B, o), not normalised.
     """
 
     observation: Tensor
@@ -31,11 +31,11 @@ class Transitions(Ring):
     """The newest transitions of each environment; `rl.common.replay_store` writes them to disk.
 
     Args:
-        capacity: how many are kept, of all environments together; the memory is allocated at once.
-        envs: environments.
-        observations: numbers in an observation.
-        actions: numbers in an action.
-        device: where they are stored, so that a batch is drawn without a transfer.
+        capacity: most transitions, of all environments together; the memory is allocated at once.
+        envs: number of environments.
+        observations: length of an observation.
+        actions: length of an action.
+        device: where the transitions are stored: the device of training, so that batches need no transfer.
     """
 
     def __init__(
@@ -54,37 +54,37 @@ class Transitions(Ring):
 
     def add(self, batch: Batch) -> None:
         """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
-        at = self.written[0] % self.rows
+        row = self.written[0] % self.rows
         for name, new in zip(Batch._fields, batch, strict=True):
-            self.columns[name][:, at].copy_(new)
+            self.columns[name][:, row].copy_(new)
         self.written = [count + 1 for count in self.written]
 
     def sample(self, batches: int, size: int, generator: torch.Generator) -> Batch:
-        """`batches` batches of `size` transitions each, uniform with replacement: (batches, size, ...).
+        """Draw batches of transitions, (batches, size, ...), uniformly with replacement.
 
         Args:
-            batches: their number, one an update.
-            size: of one.
-            generator: on the CPU.
+            batches: number of batches, one for each update.
+            size: transitions per batch.
+            generator: a generator on the CPU.
         """
         index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
         filled = min(self.written[0] - self.begins[0], self.rows)
         return self.gather(index // filled * self.rows + (index % filled + self.begins[0]) % self.rows)
 
-    def gather(self, places: torch.Tensor) -> Batch:
-        """The transitions at these places, (*places.shape, ...)."""
-        return Batch(*(self.columns[name].flatten(0, 1)[places] for name in Batch._fields))
+    def gather(self, index: torch.Tensor) -> Batch:
+        """Return the transitions (*index.shape, ...) at `index`, where row r of environment e is e * rows + r."""
+        return Batch(*(self.columns[name].flatten(0, 1)[index] for name in Batch._fields))
 
-    def sample_part(self, size: int, generator: torch.Generator, part: tuple[float, float]) -> Batch:
-        """Transitions (size, ...) of a part of the rows that are held, from the oldest (0) to the newest (1)."""
+    def sample_part(self, size: int, generator: torch.Generator, ages: tuple[float, float]) -> Batch:
+        """Draw transitions (size, ...) of a range of ages, as fractions from the oldest (0) to the newest (1)."""
         filled = min(self.written[0] - self.begins[0], self.rows)
-        first, end = self.written[0] - filled + int(filled * part[0]), self.written[0]
-        end -= filled - math.ceil(filled * part[1])
+        oldest = self.written[0] - filled
+        first, end = oldest + int(filled * ages[0]), oldest + math.ceil(filled * ages[1])
         row = torch.randint(first, end, (size,), generator=generator)
         env = torch.randint(len(self.written), (size,), generator=generator)
         return self.gather((env * self.rows + row % self.rows).to(self.device))
 
 
 def batch_at(batch: Batch, i: int) -> Batch:
-    """The i-th of several batches."""
+    """Return the batch `i`, (size, ...), of several, (batches, size, ...)."""
     return Batch(*(x[i] for x in batch))

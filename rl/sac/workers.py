@@ -19,19 +19,20 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """The environments of a stream of tasks, before any of them exists.
+    """The control tasks of a stream, from which each worker makes its environments.
 
     Args:
-        benchmark: says what each task changes.
-        control: of `env=`.
-        seed: of the run.
+        benchmark: the stream; it says what each task changes.
+        control: the control task that `env=` names.
+        seed: the run's seed.
 
     Attributes:
-        controls: those that take turns.
-        size: of an observation.
+        controls: the control tasks that take turns.
+        size: length to which observations are padded.
 
     Raises:
-        ConfigError: they have different interfaces, or physics are to change and they are not MuJoCo's.
+        ConfigError: the control tasks have actions of different lengths, or the stream changes physics and an
+            environment is not MuJoCo's.
     """
 
     def __init__(self, benchmark: ContinualControl, control: Control, seed: int) -> None:
@@ -40,8 +41,8 @@ class Tasks:
         self.controls = [replace(control, task=name) for name in names]
         sizes: list[int] = []
         actions: dict[str, int] = {}
-        for name, one in zip(names, self.controls, strict=True):
-            env = one.make()
+        for name, task_control in zip(names, self.controls, strict=True):
+            env = task_control.make()
             try:
                 sizes.append(env.size)
                 actions[name] = env.action_size
@@ -56,84 +57,85 @@ class Tasks:
 class Stepped(NamedTuple):
     """The result of one decision in one environment."""
 
-    before: np.ndarray  # (observations,), where the decision was taken
-    reward: float  # summed over the repeats
+    observation: np.ndarray  # (observations,), from which the action was chosen
+    reward: float  # summed over the repeats of the action
     terminated: bool
-    following: np.ndarray  # (observations,); an episode's true last one where it ended
-    ended: tuple[float, int] | None  # return and environment steps of an episode that ended
+    next_observation: np.ndarray  # (observations,); where the episode ended its last one, not the next episode's first
+    ended_episode: tuple[float, int] | None  # return and environment steps of the episode, where it ended
 
 
 class Worker:
     """One environment and the state of its episode.
 
     Args:
-        control: the task.
-        seed: of the run and purpose; episode n is reset with a seed derived from it and n.
-        tasks: a stream of them; it begins in its first.
+        control: the control task, where there is no stream.
+        seed: the seed of this environment; episode n is reset with a seed derived from it and n.
+        tasks: the control tasks of a stream; the worker begins in the first.
     """
 
     def __init__(self, control: Control, seed: int, tasks: Tasks | None = None) -> None:
         self.tasks, self.repeat, self.seed = tasks, control.action_repeat, seed
-        self.envs = [one.make() for one in (tasks.controls if tasks else [control])]
+        self.envs = [task_control.make() for task_control in (tasks.controls if tasks else [control])]
         self.physics = [Physics(env.env) for env in self.envs] if tasks and tasks.benchmark.physics else []
         self.choose(0)
         self.episode = -1
         self.begin()
 
     def choose(self, task: int) -> None:
-        """Be in this task of a stream from the next episode on."""
-        place = task % len(self.envs)
-        self.env = self.envs[place]
+        """Use the environment of this task of a stream from the next episode on."""
+        index = task % len(self.envs)
+        self.env = self.envs[index]
         space = check_continuous(self.env.name, self.env.action_space)
         self.low, self.high = bounds(space)
         self.action_type = space.dtype
         if self.tasks is not None:
             self.change = self.tasks.benchmark.change(self.tasks.seed, task, self.tasks.size)
             if self.physics:
-                self.physics[place].change(self.change.physics)
+                self.physics[index].change(self.change.physics)
 
     def close(self) -> None:
         """Close the environments."""
         for env in self.envs:
             env.close()
 
-    def _seen(self, observation: np.ndarray) -> np.ndarray:
+    def _transform(self, observation: np.ndarray) -> np.ndarray:
+        """Return the observation as the agent gets it: padded and permuted as the task of a stream says."""
         return observation if self.tasks is None else self.change.observe(observation)
 
     def begin(self) -> None:
         """Start the next episode."""
         self.episode += 1
         observation = self.env.reset(seeding.derive(self.seed, "episode", self.episode) % 2**31)
-        self.observation: np.ndarray = self._seen(observation)
+        self.observation: np.ndarray = self._transform(observation)
         self.actions: list[np.ndarray] = []
         self.steps, self.total = 0, 0.0
 
     def step(self, action: np.ndarray) -> Stepped:
-        """Act, `action` in [-1, 1]; a new episode starts when one ends."""
-        before = self.observation
+        """Take an action (actions,) in [-1, 1], repeated `action_repeat` times; a new episode starts when one ends."""
+        previous = self.observation
         reward, terminated, truncated, steps = 0.0, False, False, 0
         for _ in range(self.repeat):
-            # An array of its own for each step: an environment may write into it.
-            observation, part, terminated, truncated = self.env.step(self.scaled(action))
-            reward, steps = reward + part, steps + 1
+            # Each step gets a new array, since an environment may write into it.
+            observation, step_reward, terminated, truncated = self.env.step(self.scaled(action))
+            reward, steps = reward + step_reward, steps + 1
             if terminated or truncated:
                 break
-        following = self.observation = self._seen(observation)
+        next_observation = self.observation = self._transform(observation)
         self.actions.append(action)
         self.steps, self.total = self.steps + steps, self.total + reward
-        ended = None
+        ended_episode = None
         if terminated or truncated:
-            ended = (self.total, self.steps)
-            self.begin()
-        return Stepped(before, reward, terminated, following, ended)
+            ended_episode = (self.total, self.steps)
+            self.begin()  # replaces self.observation
+        return Stepped(previous, reward, terminated, next_observation, ended_episode)
 
     def scaled(self, action: np.ndarray) -> np.ndarray:
-        """An action in [-1, 1] as the environment's own, within its bounds whatever is lost in rounding."""
+        """Return an action in [-1, 1] in the environment's units, clipped to its bounds, which rounding may exceed."""
         scaled: np.ndarray = np.clip(self.low + (action + 1) / 2 * (self.high - self.low), self.low, self.high)
         return scaled.astype(self.action_type)
 
     def state_dict(self) -> dict[str, Any]:
-        """The episode's number and actions."""
+        """Return the episode's number, its actions so far, which replay it, and the observation they led to."""
         actions = np.array(self.actions, np.float32).reshape(len(self.actions), len(self.low))
         return {
             "episode": self.episode,
@@ -142,7 +144,7 @@ class Worker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replay the episode."""
+        """Replay the episode from its seed and actions; warn if it ends in another observation."""
         self.episode = state["episode"] - 1
         self.begin()
         for action in state["actions"].cpu().numpy():
@@ -152,18 +154,18 @@ class Worker:
 
 
 class Workers:
-    """Environments that step in threads while the caller does something else (MuJoCo releases Python's global lock).
+    """Environments that step in threads while the caller trains (MuJoCo releases Python's global lock).
 
     Args:
-        control: the task.
-        count: environments.
-        seed: of the run; each environment's seed is derived from it.
-        tasks: a stream of them.
+        control: the control task, where there is no stream.
+        count: number of environments.
+        seed: the run's seed, from which each environment's is derived.
+        tasks: the control tasks of a stream.
     """
 
     def __init__(self, control: Control, count: int, seed: int, tasks: Tasks | None = None) -> None:
         seeds = [seeding.derive(seed, "environment", i) for i in range(count)]
-        self.workers = [Worker(control, one, tasks=tasks) for one in seeds]
+        self.workers = [Worker(control, worker_seed, tasks=tasks) for worker_seed in seeds]
         self.pool = ThreadPoolExecutor(count, "environment")
         self.waiting: list[Future[Stepped]] = []
 
@@ -173,13 +175,16 @@ class Workers:
         return np.stack([worker.observation for worker in self.workers])
 
     def send(self, actions: np.ndarray) -> None:
-        """Start a step, actions (count, actions) in [-1, 1]."""
+        """Start a step in every environment, with actions (count, actions) in [-1, 1]."""
         self.waiting = [
             self.pool.submit(worker.step, action) for worker, action in zip(self.workers, actions, strict=True)
         ]
 
     def receive(self) -> list[Stepped]:
-        """Wait for the step. Looks up each second: a signal that another thread gets is handled in this one."""
+        """Wait for the step that `send` started and return its result for each environment.
+
+        The wait looks up each second, so that a signal which another thread gets is handled in this one.
+        """
         for future in self.waiting:
             while not future.done():
                 wait([future], timeout=1.0)
@@ -192,12 +197,12 @@ class Workers:
             worker.close()
 
     def choose(self, task: int) -> None:
-        """Be in this task of a stream from the next episodes on."""
+        """Use the environments of this task of a stream from the next episodes on."""
         for worker in self.workers:
             worker.choose(task)
 
     def begin(self) -> None:
-        """Start new episodes."""
+        """Start a new episode in every environment."""
         for worker in self.workers:
             worker.begin()
 
@@ -210,19 +215,22 @@ class Workers:
 
 
 def play_episodes(workers: Sequence[Worker], policy: Callable[[np.ndarray], np.ndarray]) -> list[tuple[float, int]]:
-    """Return and length of one episode in each environment, which are reset and step in parallel.
+    """Play one episode in each environment, and return its return and its length in environment steps.
+
+    All episodes advance together, so that the policy gets one batch of observations per step.
 
     Args:
-        workers: environments for evaluation alone; every evaluation plays the same episodes.
-        policy: observations (k, o) -> actions (k, a).
+        workers: environments that are used for evaluation alone; every call plays the same episodes in them.
+        policy: maps observations (k, o) to actions (k, a).
     """
     results: dict[int, tuple[float, int]] = {}
     for worker in workers:
         worker.episode = -1
         worker.begin()
-    while left := [i for i in range(len(workers)) if i not in results]:
-        actions = policy(np.stack([workers[i].observation for i in left]))
-        for i, action in zip(left, actions, strict=True):
-            if (ended := workers[i].step(action).ended) is not None:
-                results[i] = ended
+    while running := [i for i in range(len(workers)) if i not in results]:
+        actions = policy(np.stack([workers[i].observation for i in running]))
+        for i, action in zip(running, actions, strict=True):
+            ended_episode = workers[i].step(action).ended_episode
+            if ended_episode is not None:
+                results[i] = ended_episode
     return [results[i] for i in range(len(workers))]

@@ -134,7 +134,7 @@ def test_observations_of_every_type_of_number_are_taken_as_float32(kind: type[An
     following = for_dqn.recv()[0]
     worker = Worker(Control("gymnasium", register(lambda: Own(ACTIONS["sac"], space, lambda steps: values), 100)), 0)
     stepped = worker.step(np.zeros(2, np.float32))
-    for seen in (first[0], first[1], following[0], following[1], stepped.before, stepped.following):
+    for seen in (first[0], first[1], following[0], following[1], stepped.observation, stepped.next_observation):
         assert seen.dtype == np.float32
         assert seen.tolist() == [0.0, 1.0, 1.0, 0.0]
 
@@ -235,7 +235,7 @@ def test_arrays_that_an_environment_goes_on_using_change_nothing() -> None:
     worker = Worker(Control("gymnasium", name, action_repeat=2), 0)
     action = np.array([0.5, -0.5], np.float32)
     stepped = worker.step(action)
-    np.testing.assert_array_equal(stepped.following - stepped.before, [2, 2, 2])
+    np.testing.assert_array_equal(stepped.next_observation - stepped.observation, [2, 2, 2])
     np.testing.assert_array_equal(worker.env.env.unwrapped.sent, [action, action])
     emulator = Classic(register(lambda: Reusing(Discrete(2)), 100), 1)
     first = emulator.reset([0], [0])
@@ -549,8 +549,8 @@ def test_only_a_terminated_episode_s_last_state_has_no_value(
     worker = Worker(Control("gymnasium", name), 0)
     stepped = [worker.step(np.zeros(2, np.float32)) for _ in range(5)]
     assert [step.terminated for step in stepped] == [False] * 4 + [expected]
-    assert [step.ended for step in stepped] == [None] * 4 + [(5.0, 5)]
-    assert not np.array_equal(stepped[-1].following, worker.observation)
+    assert [step.ended_episode for step in stepped] == [None] * 4 + [(5.0, 5)]
+    assert not np.array_equal(stepped[-1].next_observation, worker.observation)
 
 
 def test_without_a_time_limit_sac_needs_one_and_takes_it_from_the_options() -> None:

@@ -30,7 +30,7 @@ def actions(worker: Worker, count: int, seed: int = 0) -> np.ndarray:
 
 
 def play(worker: Worker, moves: np.ndarray) -> list[tuple[bytes, float]]:
-    return [(s.following.tobytes(), s.reward) for s in map(worker.step, moves)]
+    return [(s.next_observation.tobytes(), s.reward) for s in map(worker.step, moves)]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.task)
@@ -52,12 +52,12 @@ def test_deepmind_control_goes_on_bit_for_bit_and_never_terminates() -> None:
     other.load_state_dict(one.state_dict())
     moves = actions(one, 110, 1)
     stepped = [one.step(move) for move in moves]
-    assert [(s.following.tobytes(), s.reward) for s in stepped] == play(other, moves)
+    assert [(s.next_observation.tobytes(), s.reward) for s in stepped] == play(other, moves)
     with pytest.raises(ConfigError, match=r"humanoid-wlk: .*does not exist"):
         Control("dmc", "humanoid-wlk").make()
-    (ended,) = [s for s in stepped if s.ended]
-    assert ended.ended is not None
-    assert ended.ended[1] == 1000
+    (ended,) = [s for s in stepped if s.ended_episode]
+    assert ended.ended_episode is not None
+    assert ended.ended_episode[1] == 1000
     assert not ended.terminated
 
 
@@ -87,8 +87,8 @@ def test_repeats_add_up_rewards_and_stop_with_the_episode(terminates: bool) -> N
     steps = [worker.step(np.array([x], np.float32)) for x in (-1, 0, 1)]
     assert [s.reward for s in steps] == [1 + 2 + 3, 4 + 5 + 6, 7]
     assert [s.terminated for s in steps] == [False, False, terminates]
-    assert steps[-1].following == [7]  # the true last observation, from which a cut episode's value is bootstrapped
-    assert steps[-1].ended == (28, 7)
+    assert steps[-1].next_observation == [7]  # the true last one, which bootstraps a cut episode
+    assert steps[-1].ended_episode == (28, 7)
     assert worker.observation == [0]  # a new episode
     assert env.seen == [-2] * 3 + [1] * 3 + [4]
 
@@ -99,8 +99,8 @@ def test_workers_step_side_by_side_and_differ() -> None:
     assert not np.array_equal(first[0], first[1])
     workers.send(np.zeros((2, 3), np.float32))
     stepped = workers.receive()
-    assert np.array_equal(first, np.stack([s.before for s in stepped]))
-    assert np.array_equal(workers.observations, np.stack([s.following for s in stepped]))
+    assert np.array_equal(first, np.stack([s.observation for s in stepped]))
+    assert np.array_equal(workers.observations, np.stack([s.next_observation for s in stepped]))
     workers.close()
 
 
