@@ -36,9 +36,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
+from harness.config import comments
 from harness.config.arguments import configs_by_data, number_of_jobs, read_arguments, refuse_unknown
 from harness.config.errors import ConfigError, TrainingError, near
-from harness.config.groups import choices, compose_with_hydra, groups_of, without_hydra
+from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.lock import Owner, machine
 from harness.training.console import Stderr, show_log
 from harness.training.estimate import SWEEP_JOBS
@@ -346,8 +347,20 @@ def help_text(config_name: str, overrides: list[str], config_dir: str | None = N
         names = ", ".join(sorted(own.union(choices(group, config_name))))
         groups.append(textwrap.fill(f"{group}: {names}", 120, subsequent_indent="  "))
     template = string.Template(config.hydra.help.template)
-    shown = OmegaConf.to_yaml(without_hydra(config))
+    said = _comments(config_name, config, folder)
+    shown = comments.beside(OmegaConf.to_yaml(without_hydra(config)), said)
     return template.safe_substitute(GROUPS="\n".join(groups), CONFIG=shown)
+
+
+def _comments(config_name: str, config: DictConfig, folder: Path | None) -> list[dict[str, str]]:
+    """The comments of a program's dataclass of options, of its own file, and of the choices of its groups."""
+    schema = OmegaConf.get_type(ConfigStore.instance().load(f"{config_name}_schema.yaml").node)
+    sources = [comments.of_fields(schema), comments.of_file(CONF / f"{config_name}.yaml", "")]
+    for group, choice in config.hydra.runtime.choices.items():
+        for place in (CONF, folder):
+            if choice and place and (path := place / group / f"{choice}.yaml").is_file() and group != "experiment":
+                sources.append(comments.of_file(path, group))
+    return sources
 
 
 def _wants_traceback() -> bool:
