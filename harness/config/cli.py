@@ -355,6 +355,7 @@ def help_text(config_name: str, overrides: list[str], config_dir: str | None = N
 def _comments(config_name: str, config: DictConfig, folder: Path | None) -> list[dict[str, str]]:
     """The comments of a program's dataclass of options, of its own file, and of the choices of its groups."""
     schema = OmegaConf.get_type(ConfigStore.instance().load(f"{config_name}_schema.yaml").node)
+    assert schema is not None, "harness.config.groups.register stored a dataclass"
     sources = [comments.of_fields(schema), comments.of_file(CONF / f"{config_name}.yaml", "")]
     for group, choice in config.hydra.runtime.choices.items():
         for place in (CONF, folder):

@@ -38,9 +38,9 @@ def test_one_policy_for_every_method_and_for_base(method: str, caplog: pytest.Lo
     injects = method == "pi"
     target = {"target": "keep"} if injects else {}
     temperature = {"temperature": "keep"} if injects else {}
-    assert boundary("dqn", f"method={method}") == POLICY | target
+    assert boundary("dqn", "env=breakout", f"method={method}") == POLICY | target
     assert ("boundary.target=keep, as method=pi needs; otherwise copy" in caplog.text) == injects
-    assert boundary("sac", f"method={method}") == POLICY | OF_SAC | target | temperature
+    assert boundary("sac", "env=humanoid", f"method={method}") == POLICY | OF_SAC | target | temperature
     between = {"replay": "new"}
     assert boundary("dqn", "experiment=continual_cartpole", f"method={method}") == POLICY | target | between
     stream = boundary("sac", "experiment=continual_double_pendulum", f"method={method}")
@@ -50,7 +50,8 @@ def test_one_policy_for_every_method_and_for_base(method: str, caplog: pytest.Lo
 
 
 def test_an_option_wins_over_the_table() -> None:
-    chosen = boundary("dqn", "method=chain", "method.of=fire+redo", "boundary.target=keep", "boundary.optimizer=forget")
+    options = ("env=breakout", "method=chain", "method.of=fire+redo")
+    chosen = boundary("dqn", *options, "boundary.target=keep", "boundary.optimizer=forget")
     assert chosen == POLICY | {"target": "keep", "optimizer": "forget"}
 
 
