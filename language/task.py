@@ -26,7 +26,7 @@ from harness.config.paths import expanded
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
-from harness.training.plasticity import LEVELS, settled
+from harness.training.plasticity import LEVELS, resolve_level
 from language.benchmark import STARTS, Benchmark, Phase, Setting
 from language.copies import say_copies
 from language.data import TokenFile, evenly_spaced
@@ -121,7 +121,7 @@ class Task:
         benchmark = build("benchmark", config.benchmark, Benchmark)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model, method = build_model(options, tokenizer.vocab_size), build("method", config.method, Method)
-        options.metrics = settled(options.metrics, model)
+        options.metrics = resolve_level(options.metrics, model)
         trigger = build_trigger(options.trigger)
         keeps_optimizer = benchmark.keeps_optimizer or trigger is not None
         renewed_by = "" if keeps_optimizer else f"benchmark={options.benchmark['name']}"

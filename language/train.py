@@ -173,7 +173,7 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
         measure=measure,
         level=task.config.metrics,
         afterwards=lambda: task.group.broadcast_(list(learner.model.parameters())),
-        also=measure.change,
+        extra_numbers=measure.change,
         firing=firing,
     )
 

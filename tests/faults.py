@@ -27,7 +27,7 @@ def little_memory() -> None:
 
 def say_how_long_soon() -> None:
     """A run says how long it takes after a hundredth of a second, not ten seconds."""
-    estimate.SECONDS = 0.01
+    estimate.FIRST_AFTER_SECONDS = 0.01
 
 
 def traces_only() -> None:

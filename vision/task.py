@@ -30,7 +30,7 @@ from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
 from harness.training import seeding
-from harness.training.plasticity import LEVELS, settled
+from harness.training.plasticity import LEVELS, resolve_level
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData
@@ -135,7 +135,7 @@ class Task:
         method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)
-        options.metrics = settled(options.metrics, model)
+        options.metrics = resolve_level(options.metrics, model)
         trigger = build_trigger(options.trigger)
         task = cls(options, device, data.to(device), benchmark, phases, model, method, trigger)
         model.to(memory_format=task.memory_format)

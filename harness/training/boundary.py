@@ -1,6 +1,5 @@
 """Where every trainer lets a method act: at the boundary between two phases, where a trigger fired, after a row."""
 
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
@@ -18,7 +17,7 @@ from harness.training.measure import (
     each_dfi,
     find_matrices,
     from_reports,
-    total,
+    sum_in_order,
     total_sfe,
     weight_stable_rank,
 )
@@ -28,12 +27,16 @@ At = Literal["boundary", "firing", "row", "step"]
 
 
 def moment_of(learner: LearnerBase, at: At) -> tuple[str, int]:
-    """What the seed of newly built networks is derived from: the phase that begins, or the step of the firing."""
+    """Return the words from which the seed of newly built networks is derived.
+
+    They are ("phase", number of the phase that begins), or ("firing", step) where a trigger fired. A network that is
+    built twice for one phase is the same, and one that is built for another phase is not.
+    """
     return ("firing", learner.step) if at == "firing" else ("phase", learner.phase)
 
 
 class Task(Protocol):
-    """The part of a task that is asked for here."""
+    """The part of a program's task that this module needs."""
 
     @property
     def config(self) -> Any:
@@ -41,7 +44,7 @@ class Task(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Whose work is waited for and whose memory is measured."""
+        """The device that the networks are on; a GPU's pending work belongs to the time that is measured."""
 
 
 def act_at_boundary(
@@ -53,52 +56,58 @@ def act_at_boundary(
     measure: Callable[[], dict[str, float]],
     level: str = "cheap",
     afterwards: Callable[[], None] | None = None,
-    also: dict[str, float] | None = None,
+    extra_numbers: dict[str, float] | None = None,
     firing: Firing | None = None,
 ) -> None:
     """Let the learner's method act on its networks, in place, and log a row of what it did.
 
-    The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and what `measure`
-    gives, `boundary/sfe`, what the method reports, and the seconds that it took. The layout is resolved once, and again
-    only if the method has put in new parameters. Where a trigger fired, `kind` and prefix are `firing`, and the
-    trigger's numbers and its `reason` are in the row too.
+    The row has `kind` ("boundary"), `step`, `phase`, `boundary/<number>_before` and `_after` for DfI and each number
+    that `measure` returns, `boundary/sfe`, the numbers that the method reports, and `method/seconds`. Where a trigger
+    fired, `kind` and prefix are `firing`, and the row also has the trigger's numbers and its `reason`.
+
+    The weight matrices are looked up once, and a second time only if the method has put in new parameters.
 
     Args:
-        task: of the learner.
-        learner: with its phase and step already those of the phase that begins, or of the firing.
-        context: as the program makes it.
-        run: takes the row; None (a process that is not the first of its run) takes none.
-        measure: numbers of the networks' features, taken before and after.
-        level: of the weights' numbers: off (only SFE), weights or cheap (DfI too) or full (stable rank too).
-        afterwards: done with the networks before they are measured again.
-        also: further numbers for the row, by name without prefix.
-        firing: why the method acts, if it is not for a boundary.
+        task: the program's task, which the learner trains.
+        learner: its `phase` and `step` are already those of the phase that begins, or of the firing.
+        context: what the method may know of the training, as the program builds it.
+        run: logs the row; None in a process that keeps no run folder.
+        measure: returns numbers of the networks' features by name; called before and after the act.
+        level: which numbers of the weights are logged: off (only SFE), weights or cheap (DfI too), or full (stable
+            rank too).
+        afterwards: called after the act and before the second measurement, to bring the networks into the state that
+            training goes on from.
+        extra_numbers: further numbers for the row, by their names without the prefix. `afterwards` and `measure` may
+            still add to the dict while the method acts.
+        firing: the trigger's firing, if the method does not act for a boundary.
 
     Raises:
         TrainingError: the method cannot work on these weights.
     """
     net, method = learner.net, learner.method
-    found, before = find_matrices(net), measure()
-    parameters = list(net.parameters())
-    old = {key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()}
+    matrices, numbers_before = find_matrices(net), measure()
+    parameters_before = list(net.parameters())
+    weights_before = {
+        key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()
+    }
     meter = Meter(task.device)
     with meter:
         try:
-            done = method.at_boundary(net, context)
+            returned = method.at_boundary(net, context)
         except ValueError as error:
             where = f"before phase {context.phase}" if firing is None else f"at step {learner.step}"
             raise TrainingError(f"method={task.config.method['name']} {where}: {error}") from error
-    report = done if isinstance(done, BoundaryReport) else BoundaryReport(done)
+    report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
     if afterwards is not None:
         afterwards()
-    after = measure()
-    replaced = [id(p) for p in parameters] != [id(p) for p in net.parameters()]
-    found_after = find_matrices(net) if replaced else found
-    new = {key: module.state_dict() for key, module in net.modules.items()}
-    numbers = _of_weights(report, (found, old), (found_after, new), level)
-    numbers |= {f"{key}_before": value for key, value in before.items()}
-    numbers |= {f"{key}_after": value for key, value in after.items()}
-    numbers |= {**report.numbers, **(also or {}), **(firing.numbers if firing else {})}
+    numbers_after = measure()
+    has_new_parameters = [id(p) for p in parameters_before] != [id(p) for p in net.parameters()]
+    matrices_after = find_matrices(net) if has_new_parameters else matrices
+    weights_after = {key: module.state_dict() for key, module in net.modules.items()}
+    numbers = _weight_changes(report, (matrices, weights_before), (matrices_after, weights_after), level)
+    numbers |= {f"{key}_before": value for key, value in numbers_before.items()}
+    numbers |= {f"{key}_after": value for key, value in numbers_after.items()}
+    numbers |= {**report.numbers, **(extra_numbers or {}), **(firing.numbers if firing else {})}
     kind = "boundary" if firing is None else "firing"
     row = {
         "kind": kind,
@@ -112,18 +121,36 @@ def act_at_boundary(
         run.log(row)
 
 
-def _of_weights(
+def _weight_changes(
     report: BoundaryReport, before: tuple[Matrices, Weights], after: tuple[Matrices, Weights], level: str
 ) -> dict[str, float]:
-    """DfI, SFE and stable rank of the matrices, as far as `level` asks; the method's own report saves the work."""
-    sfe = functools.partial(total_sfe, after[0], before[1], after[1])
+    """Measure how an act changed the weight matrices.
+
+    Args:
+        report: the method's own; a projection has measured the same numbers already, and they are taken from there.
+        before: the weight matrices and all weights before the act.
+        after: the weight matrices and all weights after it.
+        level: off, weights, cheap or full.
+
+    Returns:
+        `sfe`; unless `level` is off `dfi_before` and `dfi_after`; for full the mean stable ranks before and after.
+    """
+    matrices_before, weights_before = before
+    matrices_after, weights_after = after
     if level == "off":
-        return {"sfe": sfe()}
-    numbers = from_reports(report.weights, after[0])
+        return {"sfe": total_sfe(matrices_after, weights_before, weights_after)}
+    numbers = from_reports(report.weights, matrices_after)
     if numbers is None:
-        old = each_dfi(*before)
-        new = each_dfi(*after, before[1], old) if after[0] is before[0] else each_dfi(*after)
-        numbers = {"dfi_before": total(old), "dfi_after": total(new), "sfe": sfe()}
+        dfi_before = each_dfi(*before)
+        if matrices_after is matrices_before:
+            dfi_after = each_dfi(*after, weights_before, dfi_before)
+        else:
+            dfi_after = each_dfi(*after)
+        numbers = {
+            "dfi_before": sum_in_order(dfi_before),
+            "dfi_after": sum_in_order(dfi_after),
+            "sfe": total_sfe(matrices_after, weights_before, weights_after),
+        }
     if level == "full":
         numbers["weight_stable_rank_before"] = weight_stable_rank(*before)
         numbers["weight_stable_rank_after"] = weight_stable_rank(*after)
@@ -131,22 +158,22 @@ def _of_weights(
 
 
 def act_after_row(learner: LearnerBase, context: Context, last: bool) -> None:
-    """Let the learner's method act after an evaluation; its numbers and its seconds since the row before join the row.
+    """Let the learner's method act after an evaluation, and add its numbers and its seconds to the learner's row.
 
-    The seconds are those of the hooks that the trainer calls, which `method_meter` has counted. What a method does
-    within the networks' own passes is not in them.
+    `method/seconds` counts the hooks that the trainer has called since the row before, by `method_meter`. What a method
+    does within the networks' own passes is not in it.
 
     Args:
-        learner: with the row.
-        context: as the program makes it.
-        last: whether the run ends with this row. Then the method may measure, but the networks are given their weights
-            back: what is saved is what was evaluated.
+        learner: its `row` is the row of this evaluation.
+        context: what the method may know of the training, as the program builds it.
+        last: whether the run ends with this row. Then the method may measure, but the networks get their weights back,
+            so that the saved weights are those that were evaluated.
     """
     modules = learner.net.modules.values() if last else ()
-    weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
+    evaluated_weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
     with learner.method_meter:
         numbers = learner.method.after_epoch(learner.net, context)
-    for module, evaluated in zip(modules, weights, strict=True):
-        module.load_state_dict(evaluated)
+    for module, weights in zip(modules, evaluated_weights, strict=True):
+        module.load_state_dict(weights)
     learner.row |= {f"method/{key}": value for key, value in numbers.items()}
     learner.row["method/seconds"] = learner.method_meter.take()

@@ -1,4 +1,4 @@
-"""What is printed while a run trains: log lines that do not break a progress bar, and neither ends the run."""
+"""The log and the progress bar of a run: log lines do not break the bar, and a failed write does not end the run."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system too, which stays when a process is killed
+tqdm.set_lock(threading.RLock())  # tqdm's default also takes a system semaphore, which a killed process leaves behind
 
 
 class Stderr:
@@ -50,7 +50,14 @@ def show_log() -> None:
 
 
 def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm[Any]":
-    """Optimizer steps of the whole run, with the time left; few lines where the output is not a terminal."""
+    """Return a progress bar over the steps of the whole run, with the time left.
+
+    Args:
+        total: steps of the run.
+        done: steps that were made before, by an interrupted process or in a shared first phase.
+        title: text before the bar.
+        shown: False returns a bar that prints nothing.
+    """
     return tqdm(
         total=total,
         initial=done,
@@ -58,11 +65,11 @@ def progress_bar(total: int, done: int, title: str, shown: bool = True) -> "tqdm
         unit="step",
         disable=not shown,
         file=Stderr(),
-        mininterval=0.3 if sys.stderr.isatty() else 15,
+        mininterval=0.3 if sys.stderr.isatty() else 15,  # seconds; each update is a line of its own in a log file
         dynamic_ncols=True,
     )
 
 
 def show(bar: "tqdm[Any]", **numbers: object) -> None:
-    """The newest numbers beside the bar; floats with three decimals."""
+    """Show the newest numbers beside the bar; floats with three decimals."""
     bar.set_postfix({k: f"{v:.3f}" if isinstance(v, float) else v for k, v in numbers.items()}, refresh=False)

@@ -1,4 +1,4 @@
-"""How long a run will take, in one line of its log; for the first job of a sweep also how long all of them will."""
+"""Estimate how long a run will take, as one line of its log; the first job of a sweep also says it for the sweep."""
 
 import logging
 import math
@@ -13,56 +13,60 @@ from harness.run.workers import number_of_workers
 
 log = logging.getLogger(__name__)
 SWEEP_JOBS = "FIRE_SWEEP_JOBS"  # number of jobs of the sweep that this process works for
-SECONDS, SHARE = 10.0, 0.02  # seen of a run before something is said of it
-OFF = 1.4  # factor by which a later estimate differs from what was said, so that it is said again
+FIRST_AFTER_SECONDS, FIRST_AFTER_SHARE = 10.0, 0.02  # time, and share of the steps, before the first estimate
+REPEATED_IF_OFF_BY = 1.4  # factor between a new estimate and the one that was logged
 
 
 class Estimate:
-    """Says after some steps how long a run takes, and again where that was wrong.
+    """Estimates after some steps how long a run will take, and again if the first estimate was wrong.
 
-    Only the newer half of the time is looked at: an agent's first decisions are made without updates, and a network is
-    compiled in its first step. All steps of the run count, whatever the lengths of its phases, and steps that were
-    taken from a checkpoint or from a shared first phase take no time any more.
+    The speed is measured over the newer half of the time alone: an agent makes its first decisions without updates, and
+    a network is compiled in its first step. All steps of the run count, whatever the lengths of its phases. Steps that
+    come from a checkpoint or from a shared first phase take no more time.
 
     Args:
-        total_steps: of the whole run.
-        first_step: from which this process goes on; 0 in a new run.
-        clock: seconds, as `time.monotonic`.
+        total_steps: steps of the whole run.
+        first_step: the step from which this process goes on; 0 in a new run.
+        clock: returns seconds, as `time.monotonic` does.
     """
 
     def __init__(self, total_steps: int, first_step: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total_steps, self.first_step, self.clock = total_steps, first_step, clock
         self.began = clock()
-        self._marks = [(0.0, first_step)]  # seconds and step, at which the time had doubled
-        self._next = SECONDS / 4
-        self._said: float | None = None  # seconds in all, from the start of this process
+        self._marks = [(0.0, first_step)]  # (seconds, step) each time that the elapsed time has doubled
+        self._next_mark = FIRST_AFTER_SECONDS / 4
+        self._logged: float | None = None  # the last estimate: seconds of this process from start to end
 
     def after(self, step: int) -> str | None:
-        """Return what is to be said after a step; mostly nothing."""
+        """Return the line to log after a step; None after most steps."""
         seconds = self.clock() - self.began
-        if seconds < self._next:
+        if seconds < self._next_mark:
             return None
-        self._next = 2 * seconds
-        since, step_then = self._marks[-1]
+        self._next_mark = 2 * seconds
+        seconds_at_mark, step_at_mark = self._marks[-1]
         self._marks.append((seconds, step))
-        seen = step - self.first_step
-        left = self.total_steps - step
-        if seconds < SECONDS or seen < SHARE * self.total_steps or step <= step_then or left <= 0:
+        steps_made = step - self.first_step
+        steps_left = self.total_steps - step
+        too_early = seconds < FIRST_AFTER_SECONDS or steps_made < FIRST_AFTER_SHARE * self.total_steps
+        if too_early or step <= step_at_mark or steps_left <= 0:
             return None
-        in_all = seconds + left * (seconds - since) / (step - step_then)
-        if self._said is not None and 1 / OFF < in_all / self._said < OFF:
+        total = seconds + steps_left * (seconds - seconds_at_mark) / (step - step_at_mark)
+        if self._logged is not None and 1 / REPEATED_IF_OFF_BY < total / self._logged < REPEATED_IF_OFF_BY:
             return None
-        first, self._said = self._said is None, in_all
+        is_first, self._logged = self._logged is None, total
         if self.first_step:
-            return f"about {in_words(in_all)} more for this run, from step {self.first_step:,} of {self.total_steps:,}"
-        return f"about {in_words(in_all)} for this run{of_sweep(in_all) if first else ''}"
+            return f"about {in_words(total)} more for this run, from step {self.first_step:,} of {self.total_steps:,}"
+        return f"about {in_words(total)} for this run{sweep_estimate(total) if is_first else ''}"
 
 
-def of_sweep(seconds: float) -> str:
-    """Return how long the jobs of a sweep take if all are as long as this one; nothing outside of its first job.
+def sweep_estimate(seconds: float) -> str:
+    """Return how long all jobs of a sweep take if each takes as long as this one.
 
     Args:
-        seconds: of this one.
+        seconds: how long this job takes.
+
+    Returns:
+        Empty outside of a sweep, in jobs after the first, and on a cluster.
     """
     number = int(os.environ.get(SWEEP_JOBS, "0"))
     if number < 2 or not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
@@ -72,11 +76,11 @@ def of_sweep(seconds: float) -> str:
     if launcher == "CoresLauncher":
         at_once, _ = number_of_workers("hydra.launcher.n_jobs", config.launcher.n_jobs)
     elif launcher != "BasicLauncher":
-        return ""  # on a cluster: how many run at once is not known here
+        return ""  # a cluster, whose scheduler alone knows how many jobs run at once
     if config.job.num != 0:
         return ""
-    in_all = in_words(math.ceil(number / at_once) * seconds)
-    return f", {in_all} for all {number} jobs of the sweep if they are alike"
+    duration = in_words(math.ceil(number / at_once) * seconds)
+    return f", {duration} for all {number} jobs of the sweep if they are alike"
 
 
 def in_words(seconds: float) -> str:

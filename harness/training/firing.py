@@ -1,4 +1,4 @@
-"""Where every trainer asks its trigger."""
+"""How every trainer starts its trigger and asks it after each step whether the method should act."""
 
 import functools
 from collections.abc import Callable
@@ -11,12 +11,14 @@ from harness.training.learner import LearnerBase
 
 
 def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = None) -> None:
-    """Make the learner's trigger ready, if it has one, before the first step and after a resume.
+    """Make the learner's trigger ready, before the first step and after a resume; nothing happens without a trigger.
 
     Args:
-        task: names the numbers that `ask` gets, the steps of the run and those before the first that is asked about.
-        learner: with its networks and the trigger's state.
-        probe: (task, learner) passes a batch through the networks; None: those of the training are looked at.
+        task: gives the names of the numbers that `ask` is called with (`METRICS`), the steps of the run (`total_steps`)
+            and the steps before the trigger may fire (`steps_before_trigger`).
+        learner: has the networks and the trigger, whose state a resume has loaded.
+        probe: `probe(task, learner)` passes a batch through the networks, for triggers that measure activations; None
+            lets them measure the passes of the training itself.
     """
     if learner.trigger is None:
         return
@@ -30,7 +32,16 @@ def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = No
 
 
 def ask(learner: LearnerBase, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
-    """What the learner's trigger says after an optimizer step; None too if there is no trigger."""
+    """Ask the learner's trigger after an optimizer step.
+
+    Args:
+        learner: has the trigger, or None in its place.
+        step: optimizer steps made in the run.
+        metrics: the numbers of this step that the task's `METRICS` names.
+
+    Returns:
+        Why the method should act now; None if it should not, or if there is no trigger.
+    """
     if learner.trigger is None:
         return None
     return learner.trigger.ask(step, learner.net, **metrics)

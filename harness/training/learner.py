@@ -1,4 +1,4 @@
-"""What changes while a run trains, and its checkpoint: the base of every program's learner."""
+"""The state of a run in training, which is what a checkpoint holds: the base class of every program's learner."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,22 +18,22 @@ State = dict[str, Any]
 
 @dataclass(kw_only=True)
 class LearnerBase:
-    """All that changes while a run trains, which is all that a checkpoint holds.
+    """Everything that changes while a run trains, and so everything that a checkpoint holds.
 
-    A program's learner names its own parts once, in PLAIN (numbers, tensors, and dicts and lists of these), PARTS
-    (what has a `state_dict`) and GENERATORS.
+    A program's learner adds the names of its own attributes to PLAIN (numbers, tensors, and dicts and lists of these),
+    PARTS (objects with a `state_dict`) and GENERATORS (`torch.Generator`s); saving and loading follow from these.
 
     Attributes:
-        net: the networks that are trained, with their targets.
-        method: what may act on them.
-        method_meter: time of the method's work within phases since the last row.
-        trigger: says after which steps the method acts; None: it acts at boundaries, or never.
-        optimizers: of the phase, by name; none before the first phase begins.
-        phase: the phase that is trained, from 0.
-        phase_step: steps made in this phase.
-        step: steps made in the run, as rows count them.
-        seconds: of training, over all processes that have worked on the run.
-        row: the last row logged.
+        net: the networks that are trained, with their target networks.
+        method: the method that may act on the networks.
+        method_meter: counts the seconds of the method's work within phases since the last row.
+        trigger: decides after which steps the method acts; None: it acts at boundaries, or never.
+        optimizers: the optimizers of the current phase by name; empty before the first phase begins.
+        phase: number of the current phase, from 0.
+        phase_step: optimizer steps made in this phase.
+        step: steps made in the run, in the unit in which rows count `step`.
+        seconds: training time of all processes that have worked on the run.
+        row: the last row that was logged.
     """
 
     net: Net
@@ -49,22 +49,27 @@ class LearnerBase:
 
     PLAIN: ClassVar[tuple[str, ...]] = ("phase", "phase_step", "step", "seconds", "row")
     PARTS: ClassVar[tuple[str, ...]] = ()
-    SUMMARY: ClassVar[tuple[str, ...]] = ("train/", "test/", "val/", "online/", "task_end/", "stability/")  # of a row
     GENERATORS: ClassVar[tuple[str, ...]] = ()
+    # The prefixes of the numbers that go from the last row into the summary of a finished run.
+    SUMMARY: ClassVar[tuple[str, ...]] = ("train/", "test/", "val/", "online/", "task_end/", "stability/")
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """That of a program with one optimizer, once the first phase has begun."""
+        """The only optimizer, in a program that has one, once the first phase has begun."""
         (optimizer,) = self.optimizers.values()
         return optimizer
 
     @property
     def optimizer_parts(self) -> list[torch.optim.Optimizer]:
-        """What holds the optimizers' state: the parts of a combined one, else itself."""
-        return [part for held in self.optimizers.values() if held for part in getattr(held, "parts", [held])]
+        """The optimizers that hold state: the parts of a combined optimizer, and every other one itself."""
+        with_state: list[torch.optim.Optimizer] = []
+        for optimizer in self.optimizers.values():
+            if optimizer:
+                with_state += getattr(optimizer, "parts", [optimizer])
+        return with_state
 
     def renew_optimizers(self, task: Any) -> None:
-        """The learner's phase begins with a new optimizer, which the method chooses in phases in which it acts."""
+        """Begin the phase with a new optimizer: the method's if it acts in this phase, else the configured one."""
 
         def default(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             groups = self.parameter_groups(list(parameters))
@@ -78,16 +83,16 @@ class LearnerBase:
 
     @staticmethod
     def parameter_groups(parameters: list[nn.Parameter]) -> list[Any]:
-        """What the optimizer gets: the parameters, or groups of them with options of their own."""
+        """Return what the optimizer is built with: the parameters, or groups of them that have options of their own."""
         return parameters
 
     def summary(self) -> dict[str, Any]:
-        """What is kept of a run that has ended."""
+        """Return the summary of a finished run: the last row's numbers with a prefix of SUMMARY, `steps`, `seconds`."""
         final = {key: value for key, value in self.row.items() if key.startswith(self.SUMMARY)}
         return {**final, "steps": self.step, "seconds": self.seconds}
 
     def state_dict(self) -> State:
-        """For `Run.checkpoint`."""
+        """Return everything that a resume needs, as nested dicts of plain values and tensors (for `Run.checkpoint`)."""
         trigger = self.trigger
         return {
             "modules": {name: module.state_dict() for name, module in self.net.modules.items()},
@@ -103,7 +108,7 @@ class LearnerBase:
         }
 
     def load_state_dict(self, task: Any, state: State) -> None:
-        """Go on from the state of a learner of this task."""
+        """Load what `state_dict` of a learner of the same task returned; training then goes on as if uninterrupted."""
         for key in self.PLAIN:
             setattr(self, key, state[key])
         self.load_networks(state)
@@ -115,13 +120,17 @@ class LearnerBase:
         for key in self.GENERATORS:
             getattr(self, key).set_state(state[key].cpu())
         seeding.set_rng_state(state["rng"])
-        if self.trigger is not None and state["trigger"] is not None:  # None: as with the method
+        if self.trigger is not None and state["trigger"] is not None:  # None: a shared first phase, see `load_networks`
             self.trigger.load_state_dict(state["trigger"]["state"])
 
     def load_networks(self, state: State) -> None:
-        """The networks of a state, with what a method has put into them, and what the method knows of them."""
+        """Load the networks' weights and the method's state.
+
+        A method may have changed a network's shape (new units, new layers). Its own state tells which, so it is loaded
+        first and rebuilds these shapes before the weights are put in.
+        """
         self.net.init = state["init"]
-        if state["method"] is not None:  # None: from a first phase that another method's run may have trained
+        if state["method"] is not None:  # None: a shared first phase, which another method's run may have trained
             self.method.load_state_dict(state["method"])
             self.method.reshape(self.net)
         for modules, states in ((self.net.modules, state["modules"]), (self.net.targets, state["targets"])):

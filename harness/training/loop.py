@@ -1,4 +1,4 @@
-"""What surrounds the training loop of every program: clock, progress bar, signals, checkpoints."""
+"""The context around the training loop of every program: clock, progress bar, signals and checkpoints."""
 
 import contextlib
 import logging
@@ -15,27 +15,27 @@ from harness.training.learner import LearnerBase
 from harness.training.signals import Preemption
 
 log = logging.getLogger(__name__)
-SHARE = 0.02  # of the time, which checkpoints within a phase take at most, unless one is asked for after each step
-RECENT = 3  # saves whose median says how long one takes, so that one that hung by chance does not decide
-MOST = 20  # times `every_seconds`: the next checkpoint is never further away, however slow saves are
+MAX_SAVING_SHARE = 0.02  # of the time, spent on checkpoints within a phase (unless every_seconds=0 asks for each step)
+RECENT_SAVES = 3  # the median of their durations counts, so that a single slow save does not
+MAX_PAUSE = 20  # times `every_seconds`: the longest time between two checkpoints, however slow saves are
 
 
-def _alone(*numbers: int) -> list[int]:
+def _one_rank(*numbers: int) -> list[int]:
+    """Return the largest of each number over the ranks of a run that has one rank: the numbers themselves."""
     return list(numbers)
 
 
 class Loop:
-    """Context around a training loop.
-
-    It logs once how long the run will take.
+    """Context around a training loop; it also logs once how long the run will take.
 
     Args:
-        learner: whose `step` is shown and whose `seconds` are kept.
-        run: where checkpoints go; None in a process that keeps no run folder.
-        total_steps: of the whole run.
-        title: beside the progress bar.
-        shown: whether there is a bar.
-        largest: the largest of each number over the processes of the run, so that all act alike.
+        learner: its `step` is shown in the bar, and its `seconds` are kept up to date.
+        run: writes the checkpoints; None in a process that keeps no run folder.
+        total_steps: steps of the whole run.
+        title: text before the progress bar.
+        shown: whether a progress bar is printed.
+        max_over_ranks: returns the largest of each given number over all ranks of the run, so that all ranks save and
+            leave at the same step.
     """
 
     def __init__(
@@ -45,13 +45,15 @@ class Loop:
         total_steps: int,
         title: str,
         shown: bool = True,
-        largest: Callable[..., list[int]] = _alone,
+        max_over_ranks: Callable[..., list[int]] = _one_rank,
     ) -> None:
-        self.learner, self.run, self.largest, self.total_steps = learner, run, largest, total_steps
+        self.learner, self.run, self.total_steps = learner, run, total_steps
+        self.max_over_ranks = max_over_ranks
         self._preemption = Preemption()
-        self._took: list[float] = []  # seconds of the last saves
+        self._save_seconds: list[float] = []  # of the newest RECENT_SAVES
         self._bar = progress_bar(total_steps, learner.step, title, shown)
-        if learner.step or learner.phase:  # resumed, or without a first phase: the next may begin with a long act
+        if learner.step or learner.phase:
+            # Resumed, or without a first phase: a long act at a boundary may come first, before there is work to save.
             self._preemption.at_once = self._leave
 
     def __enter__(self) -> Self:
@@ -63,11 +65,11 @@ class Loop:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._preemption.at_once = None  # a circle would keep the learner, and its replay, in memory
+        self._preemption.at_once = None  # a reference cycle would keep the learner, and its replay, in memory
         self._stack.__exit__(*exception)
 
     def advance(self, steps: int = 1) -> None:
-        """Move the bar on: a step was made."""
+        """Advance the progress bar by steps that were made."""
         self._preemption.at_once = None
         self._bar.update(steps)
 
@@ -81,10 +83,11 @@ class Loop:
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
-        """Around what a step does beside training: rows, measurements, acts of triggers. They may take long.
+        """Context around evaluations and other work of a step that is no training and may take long.
 
-        One that ends soon after a signal is waited for, and the step is saved with it. A longer one is left: nothing is
-        saved, as half of it cannot be, and the run resumes from the checkpoint before.
+        After a signal it may still finish within `signals.PATIENCE` seconds, and then the step is saved with it. If it
+        takes longer the process leaves without a checkpoint, since half an evaluation cannot be saved; the run resumes
+        from the checkpoint before.
 
         Raises:
             SystemExit: the process was asked to stop and this took too long.
@@ -93,12 +96,13 @@ class Loop:
             yield
 
     def end_step(self, save: Callable[[], None], ended: bool) -> None:
-        """At the end of each step: write a checkpoint where one belongs, and leave if a signal asks for it.
+        """End a step: write a checkpoint if one is due or the phase ends, and leave if a signal asked for it.
 
-        Between a phase's end and the next step a signal leaves at once: the act at the boundary is made again.
+        Between the end of a phase and the next step a signal leaves at once; the resumed run repeats the act at the
+        boundary.
 
-        On a full disk within a phase the checkpoint is skipped; a resume then starts from the one before.
-        The end of a phase must be on the disk before the next one begins.
+        If the disk is full within a phase, this checkpoint is skipped and a resume starts from the one before. The
+        checkpoint that ends a phase must be written before the next phase begins.
 
         Args:
             save: writes a checkpoint.
@@ -110,7 +114,9 @@ class Loop:
         """
         if self.run is not None and (estimate := self._estimate.after(self.learner.step)):
             log.info(estimate)
-        due, signal = self.largest(self.run is not None and self.run.checkpoint_due, self._preemption.received or 0)
+        due, signal = self.max_over_ranks(
+            self.run is not None and self.run.checkpoint_due, self._preemption.received or 0
+        )
         if ended or due or signal:
             self.read_clock()
             self._write(save, ended)
@@ -120,11 +126,13 @@ class Loop:
             self._preemption.at_once = self._leave
 
     def _leave(self, signal: int | None = None) -> NoReturn:
+        """Log which signal stopped the run, and exit; `signal` is another rank's where this one has received none."""
         name = signals.Signals(signal or self._preemption.received or 0).name
         log.warning("%sstopped by %s at step %d", self._folder(after=": "), name, self.learner.step)
         self._preemption.leave()
 
     def _write(self, save: Callable[[], None], ended: bool) -> None:
+        """Save, and set the time of the next checkpoint so that slow saves take a small share of the time."""
         began = time.monotonic()
         if self.run is not None:
             self.run.next_checkpoint = began + self.run.every_seconds
@@ -141,10 +149,11 @@ class Loop:
             return
         if self.run is not None and self.run.every_seconds:
             now = time.monotonic()
-            self._took = [*self._took, now - began][-RECENT:]
-            usual = sorted(self._took)[(len(self._took) - 1) // 2]
-            pause = min(usual / SHARE, MOST * self.run.every_seconds)
+            self._save_seconds = [*self._save_seconds, now - began][-RECENT_SAVES:]
+            median = sorted(self._save_seconds)[(len(self._save_seconds) - 1) // 2]
+            pause = min(median / MAX_SAVING_SHARE, MAX_PAUSE * self.run.every_seconds)
             self.run.next_checkpoint = max(self.run.next_checkpoint, now + pause)
 
     def _folder(self, before: str = "", after: str = "") -> str:
+        """Return the run folder between two texts for a message; empty in a process that keeps no folder."""
         return "" if self.run is None else f"{before}{self.run.folder}{after}"

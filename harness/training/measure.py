@@ -1,4 +1,4 @@
-"""What a boundary did to a network, and what it cost."""
+"""Measure what an act at a boundary did to the weight matrices, and how many seconds a method takes."""
 
 import functools
 import math
@@ -17,12 +17,15 @@ from fire_core.reinit.scales import modular
 from fire_core.weights.layout import Entry, resolve
 from harness.config.errors import TrainingError
 
-Weights = dict[str, dict[str, Tensor]]  # state dicts by module
-Matrices = list[tuple[str, Entry]]  # the module's name and what of it holds matrices
+Weights = dict[str, dict[str, Tensor]]  # module's name -> its state dict
+Matrices = list[tuple[str, Entry]]  # module's name, and the layout's entry of one of its weights
 
 
 def find_matrices(net: Net) -> Matrices:
-    """All weight matrices, frozen ones too, by the layout `all` whatever a method touches, so that methods compare."""
+    """Return the layout's entries of all weight matrices, frozen ones too.
+
+    The layout is always `all`, whichever weights a method acts on, so that the numbers of methods can be compared.
+    """
     return [
         (name, entry)
         for name, module in net.modules.items()
@@ -32,65 +35,85 @@ def find_matrices(net: Net) -> Matrices:
 
 
 def _view(name: str, entry: Entry, weights: Weights) -> Tensor:
-    """The matrices (..., d_out, d_in) that `weights` hold for an entry."""
+    """Return the matrices of an entry, shape (..., d_out, d_in), as a view of the weights."""
     return entry.view(weights[name][entry.name].detach())
 
 
 @torch.no_grad()
 def each_dfi(
-    found: Matrices, weights: Weights, before: Weights | None = None, known: Sequence[float] = ()
+    matrices: Matrices, weights: Weights, before: Weights | None = None, dfi_before: Sequence[float] = ()
 ) -> list[float]:
-    """Deviation from isometry of all weight matrices, each divided by its FIRE scale first.
+    """Return the deviation from isometry (DfI) of each entry, of its matrices divided by their FIRE scale.
 
-    A matrix W counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w): 0 after an exact projection. Those
-    that are as they were `before` have the number that is `known`.
+    A matrix W of shape (d_out, d_in) counts ||W^T W / s^2 - I||_F^2 with s = sqrt(d_out/d_in) / (k_h k_w), which is 0
+    after an exact projection. The matrices of all kernel positions of an entry are summed.
+
+    Args:
+        matrices: the entries to measure.
+        weights: their weights now.
+        before: their weights at an earlier time; an unchanged entry is not measured again.
+        dfi_before: the DfI of each entry at that time.
     """
     values = []
-    for number, (name, entry) in enumerate(found):
+    for index, (name, entry) in enumerate(matrices):
         W = _view(name, entry, weights)
         if before is not None and torch.equal(W, _view(name, entry, before)):
-            values.append(known[number])
+            values.append(dfi_before[index])
         else:
             values.append(dfi(W, modular(*entry.shape, entry.positions)).double().sum().item())
     return values
 
 
-def total(values: Iterable[float]) -> float:
-    """Their sum, in order."""
+def sum_in_order(values: Iterable[float]) -> float:
+    """Return the sum, added from left to right, so that it is the same everywhere.
+
+    The built-in `sum` compensates rounding errors from Python 3.12 on, and does not in 3.11.
+    """
     return functools.reduce(operator.add, values, 0.0)
 
 
 @torch.no_grad()
-def total_sfe(found: Matrices, before: Weights, after: Weights) -> float:
-    """Squared Frobenius error summed over the same matrices. Matrices that were not there before count nothing."""
-    return total(
+def total_sfe(matrices: Matrices, before: Weights, after: Weights) -> float:
+    """Return the squared Frobenius error (SFE) between two states of the weights, summed over the matrices.
+
+    Matrices that a method has put in between, which `before` lacks, are left out.
+    """
+    return sum_in_order(
         sfe(_view(name, entry, after), _view(name, entry, before)).double().sum().item()
-        for name, entry in found
+        for name, entry in matrices
         if entry.name in before[name]
     )
 
 
 def weight_numbers(net: Net, level: str) -> dict[str, float]:
-    """DfI and, for `level` full, the mean stable rank of all weight matrices; nothing for off."""
-    found, weights = find_matrices(net), {name: module.state_dict() for name, module in net.modules.items()}
-    numbers = {} if level == "off" else {"dfi": total(each_dfi(found, weights))}
-    return numbers | ({"weight_stable_rank": weight_stable_rank(found, weights)} if level == "full" else {})
+    """Return `dfi`, summed over all weight matrices, and for level full their mean `weight_stable_rank`.
+
+    Level off returns no number.
+    """
+    matrices = find_matrices(net)
+    weights = {name: module.state_dict() for name, module in net.modules.items()}
+    numbers: dict[str, float] = {}
+    if level != "off":
+        numbers["dfi"] = sum_in_order(each_dfi(matrices, weights))
+    if level == "full":
+        numbers["weight_stable_rank"] = weight_stable_rank(matrices, weights)
+    return numbers
 
 
-def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, float] | None:
-    """DfI before and after, and SFE, from a projection's reports, if these are about exactly these matrices.
+def from_reports(reports: Mapping[str, Report], matrices: Matrices) -> dict[str, float] | None:
+    """Return `dfi_before`, `dfi_after` and `sfe` from a projection's reports, so that they need not be measured again.
 
     Args:
-        reports: by the module's name.
-        found: the matrices.
+        reports: module's name -> the report of its projection.
+        matrices: the matrices that the numbers must be about.
 
     Returns:
-        None if the reports lack a matrix, hold another one, were made without measuring, or use another scale.
+        None if the reports are not about exactly these matrices, were made without measuring, or use another scale.
     """
     rows = {(name, row.name): row for name, report in reports.items() for row in report if row.action == "project"}
-    if rows.keys() != {(name, entry.label) for name, entry in found}:
+    if rows.keys() != {(name, entry.label) for name, entry in matrices}:
         return None
-    for name, entry in found:
+    for name, entry in matrices:
         row = rows[name, entry.label]
         if (
             row.skipped
@@ -103,13 +126,13 @@ def from_reports(reports: Mapping[str, Report], found: Matrices) -> dict[str, fl
 
 
 @torch.no_grad()
-def weight_stable_rank(found: Matrices, weights: Weights) -> float:
-    """Mean stable rank over all weight matrices, those of every kernel position."""
-    return torch.cat([stable_rank(_view(name, entry, weights)).flatten() for name, entry in found]).mean().item()
+def weight_stable_rank(matrices: Matrices, weights: Weights) -> float:
+    """Return the mean stable rank of all weight matrices; each kernel position of a convolution is one matrix."""
+    return torch.cat([stable_rank(_view(name, entry, weights)).flatten() for name, entry in matrices]).mean().item()
 
 
 def check_finite(step: int, *values: Tensor) -> None:
-    """Stop before a step, a checkpoint or a row that is not finite.
+    """Refuse values that are not finite, so that they reach no step, checkpoint or row.
 
     Raises:
         TrainingError: a value is NaN or infinite.
@@ -125,7 +148,8 @@ def check_finite(step: int, *values: Tensor) -> None:
 class Meter:
     """Adds up the time of many short blocks without making a GPU wait for any of them.
 
-    On a GPU a block's time is that between two events in its stream, which are read together in `take`.
+    A block is a `with` statement on the meter. On a GPU its time is measured by two events in the stream, and `take`
+    reads the events of all blocks together.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -151,7 +175,7 @@ class Meter:
         self._events.append(event)
 
     def take(self) -> float:
-        """The seconds since the last call; on a GPU it waits for the last block."""
+        """Return the seconds of all blocks since the last call; on a GPU this waits for the last block."""
         if self._events:
             self._events[-1].synchronize()
             pairs = zip(self._events[::2], self._events[1::2], strict=True)

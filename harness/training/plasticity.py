@@ -1,4 +1,4 @@
-"""Plasticity of a network, logged at a boundary before and after the method acts."""
+"""Measures of a network's plasticity, logged at a boundary before and after the method acts."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -14,33 +14,37 @@ from fire_core.units.watch import Watch, mean_magnitude
 from harness.config.errors import TrainingError
 
 LEVELS = ("off", "weights", "cheap", "full")
-SMALL = 1_000_000  # weights of a network; beyond, a pass over a probe takes longer than FIRE's act
-THRESHOLD = 0.1  # of a dormant unit's score, as in the ReDo paper
+MAX_WEIGHTS_FOR_CHEAP = 1_000_000  # in larger networks a pass over the probe batch takes longer than FIRE's act
+DORMANT_THRESHOLD = 0.1  # a unit with a lower score is dormant, as in the ReDo paper
 
 
-def settled(level: str, network: nn.Module) -> str:
-    """What `metrics=auto` is for a network, so that what is measured at a boundary costs no more than the act."""
+def resolve_level(level: str, network: nn.Module) -> str:
+    """Return the level that `metrics=auto` means for a network: measuring must not take longer than the act itself.
+
+    Levels other than auto are returned as they are.
+    """
     if level != "auto":
         return level
-    return "cheap" if sum(p.numel() for p in network.parameters()) <= SMALL else "weights"
+    return "cheap" if sum(p.numel() for p in network.parameters()) <= MAX_WEIGHTS_FOR_CHEAP else "weights"
 
 
 def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks: bool = False) -> dict[str, float]:
-    """Numbers of a network on a fixed probe batch, in evaluation mode; nothing in it changes.
+    """Measure a network on a fixed probe batch, in evaluation mode; the network does not change.
 
-    off, weights: none, and no pass.
-    cheap: `stable_rank` of the features that the last linear layer reads, (probe, features); `dormant_ratio` of the
-    hidden units (see `fire_core.units`). Where there is no such layer or unit, no such number.
-    full: also `effective_rank` and `srank` of these features, `output_scale`, the root mean square of what that layer
-    gives, `alignment` of neighbouring linear layers (`fire_core.metrics`), and `sharpness`, the Hessian's largest
-    |eigenvalue|. Takes seconds for ResNet-18.
-    Numbers of the weights alone (DfI, SFE, their stable rank) are `harness.training.boundary`'s.
+    The numbers of each level:
+
+    - off, weights: none, and the batch is not passed. `harness.training.boundary` measures the weights (DfI, SFE).
+    - cheap: `stable_rank` of the last linear layer's input features, (probe, features), and the `dormant_ratio` of the
+      hidden units (see `fire_core.units`). A network without such a layer or unit lacks the number.
+    - full: also `effective_rank` and `srank` of these features; `output_scale`, the root mean square of that layer's
+      output; the mean `alignment` of successive linear layers (`fire_core.metrics`); and `sharpness`, the Hessian's
+      largest |eigenvalue|. This takes seconds for ResNet-18.
 
     Args:
         net: the networks.
-        loss: of the probe batch; each call passes it through the network.
+        loss: passes the probe batch through the network and returns its loss.
         level: one of `LEVELS`.
-        ranks: whether cheap has `effective_rank` and `srank` too.
+        ranks: whether level cheap includes `effective_rank` and `srank`.
 
     Raises:
         TrainingError: the features are not finite, as in a network that has diverged.
@@ -58,38 +62,44 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
     with net.mode(training=False):
         with contextlib.ExitStack() as hooks, watch.on(), torch.no_grad():
             for layer in layers[-1:]:
-                hook = layer.register_forward_pre_hook(lambda _, given: features.append(given[0].float()))
+                hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].float()))
                 hooks.callback(hook.remove)
-                hook = layer.register_forward_hook(lambda _, given, gives: outputs.append(gives.float()))
+                hook = layer.register_forward_hook(lambda _, inputs, output: outputs.append(output.float()))
                 hooks.callback(hook.remove)
             loss()
         if level == "full":
             numbers["sharpness"] = metrics.hessian_spectral_norm(
                 loss, [p for p in net.parameters() if p.requires_grad], 20, generator=torch.Generator().manual_seed(0)
             )
-            for given in outputs:
-                numbers["output_scale"] = given.square().mean().sqrt().item()
-            pairs = [metrics.alignment(reader, writer).item() for writer, reader in neighbours(watch.graph)]
-            numbers |= {"alignment": sum(pairs) / len(pairs)} if pairs else {}
-    for seen in [x.flatten(0, -2) for x in features]:  # (probe, features)
-        if not torch.isfinite(seen).all():
+            for output in outputs:
+                numbers["output_scale"] = output.square().mean().sqrt().item()
+            alignments = [metrics.alignment(second, first).item() for first, second in successive_layers(watch.graph)]
+            if alignments:
+                numbers["alignment"] = sum(alignments) / len(alignments)
+    for x in features:
+        probe_features = x.flatten(0, -2)  # (probe, features)
+        if not torch.isfinite(probe_features).all():
             raise TrainingError("the activations of the last hidden layer are not finite. Lower lr=")
-        numbers["stable_rank"] = metrics.stable_rank(seen).item()
+        numbers["stable_rank"] = metrics.stable_rank(probe_features).item()
         if level == "full" or ranks:
-            numbers["effective_rank"] = metrics.effective_rank(seen).item()
-            numbers["srank"] = float(metrics.srank(seen))
+            numbers["effective_rank"] = metrics.effective_rank(probe_features).item()
+            numbers["srank"] = float(metrics.srank(probe_features))
     if watch.graph:
-        means = [layer[None] for layer in watch.read()]  # (1, units): of |activation| over the probe batch
-        numbers["dormant_ratio"] = metrics.dormant_ratio(means, THRESHOLD)
+        means = [layer[None] for layer in watch.read()]  # (1, units): mean |activation| over the probe batch
+        numbers["dormant_ratio"] = metrics.dormant_ratio(means, DORMANT_THRESHOLD)
     return numbers
 
 
-def neighbours(graph: Sequence[Units]) -> list[tuple[Tensor, Tensor]]:
-    """The weights of linear layers of which the second reads the units of the first, each by one input."""
-    return [
-        (weight(writer.layer).detach()[writer.start : writer.start + units.count], weight(reader.layer).detach())
-        for units in graph
-        for writer in units.producers
-        for reader in units.consumers
-        if weight(writer.layer).ndim == weight(reader.layer).ndim == 2 and reader.columns is None
-    ]
+def successive_layers(graph: Sequence[Units]) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of linear layers' weights where the second layer reads the units of the first, each by one input.
+
+    Of shape (units, d_in) and (d_out, units).
+    """
+    pairs = []
+    for units in graph:
+        for producer in units.producers:
+            for consumer in units.consumers:
+                first, second = weight(producer.layer).detach(), weight(consumer.layer).detach()
+                if first.ndim == second.ndim == 2 and consumer.columns is None:
+                    pairs.append((first[producer.start : producer.start + units.count], second))
+    return pairs

@@ -1,4 +1,4 @@
-"""Seeds by name, and the state of every global generator."""
+"""Seeds that are derived from names, and the state of every global random generator."""
 
 import contextlib
 import hashlib
@@ -11,7 +11,7 @@ import torch
 
 
 def derive(seed: int, *names: object) -> int:
-    """A 63-bit seed for one purpose: `derive(0, "order", phase, epoch)`.
+    """Return a 63-bit seed for one purpose, such as `derive(0, "order", phase, epoch)`.
 
     Seeds by name, rather than draws from one stream, make a phase independent of what was drawn before it: after
     a resume, or started from a cache, it draws the same numbers.
@@ -21,7 +21,7 @@ def derive(seed: int, *names: object) -> int:
 
 
 def generator(seed: int, *names: object) -> torch.Generator:
-    """A CPU generator seeded with `derive(seed, *names)`."""
+    """Return a CPU generator seeded with `derive(seed, *names)`."""
     return torch.Generator().manual_seed(derive(seed, *names))
 
 
@@ -44,7 +44,7 @@ def seeded(seed: int, *names: object) -> Iterator[None]:
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of every global generator, in types that `torch.load(weights_only=True)` accepts."""
+    """Return the state of every global generator, in types that `torch.load(weights_only=True)` accepts."""
     kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     state: dict[str, Any] = {
         "python": random.getstate(),

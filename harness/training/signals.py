@@ -13,24 +13,25 @@ from typing import Any, NoReturn, Self
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the same command, started again, resumes
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
-LOOK, AGAIN = 0.5, 5.0  # seconds between looks at the driver of a worker, and between signals once it has ended
-PATIENCE = 5.0  # seconds after a signal for which an evaluation may still come to its end
+POLL_SECONDS = 0.5  # between looks at whether a worker's driver is alive
+REPEAT_SECONDS = 5.0  # between the signals that a worker sends itself once its driver has ended
+PATIENCE = 5.0  # seconds after a signal for which an evaluation may still run
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 def exit_on_signals() -> None:
-    """From now on a signal outside training (loading data, waiting for another run) exits with code 75.
+    """Make each of SIGNALS outside of training (while data load, or another run is waited for) exit with code 75.
 
-    Other handlers (submitit's) stay; Ctrl-C keeps Python's.
+    Only default handlers are replaced: those of submitit, and Python's for Ctrl-C, stay.
     """
     _asked.clear()
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             if signal.getsignal(number) is signal.SIG_DFL:
-                signal.signal(number, _leave)
+                signal.signal(number, _exit)
 
 
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
     _asked.append(time.monotonic())
     raise SystemExit(EXIT_PREEMPTED)
 
@@ -39,24 +40,30 @@ _asked: list[float] = []  # when signals came, on the monotonic clock
 
 
 def asked_to_leave() -> float | None:
-    """When the first signal came that asks this process to leave, on the monotonic clock; None: none has come."""
+    """Return when the first signal came that asks this process to leave, in seconds of `time.monotonic`, or None."""
     return _asked[0] if _asked else None
 
 
 def start_of_process(process: int) -> str:
-    """When a process began, in the system's own count; empty where the system does not say or it has ended."""
+    """Return when a process began, in the system's own count; empty if it has ended or the system does not tell."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1].split()
     except (OSError, IndexError):
         return ""
-    return "" if fields[0] in "ZX" else fields[19]  # one that waits to be buried has ended
+    return "" if fields[0] in "ZX" else fields[19]  # Z, X: a zombie, or dead
 
 
 def is_alive(process: int, started: str = "") -> bool:
-    """Whether a process of this machine runs; `started`: as `start_of_process` said, as ids are used again."""
+    """Return whether a process of this machine runs.
+
+    Args:
+        process: its id.
+        started: what `start_of_process` returned for it. The system gives ids of ended processes to new ones, which
+            have another start. Empty: any process with this id counts.
+    """
     if Path("/proc/self/stat").exists():
-        now = start_of_process(process)
-        return bool(now) and started in ("", now)
+        started_now = start_of_process(process)
+        return bool(started_now) and started in ("", started_now)
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -67,25 +74,25 @@ def is_alive(process: int, started: str = "") -> bool:
 
 
 def leave_with(process: int, started: str = "") -> None:
-    """From now on this process leaves when another one has ended: with a checkpoint if it trains, as on SIGTERM.
+    """Make this process leave once another one has ended, as on SIGTERM: with a checkpoint if it trains.
 
-    A thread looks, as the system's own signal at a parent's end comes with the end of the parent's *thread*, and a
-    worker's driver need not be its parent. The signal comes again every few seconds, since an exception that a handler
-    raises may be lost in code that drops exceptions.
+    A thread watches the other process. Linux can send a signal when a parent ends, but it does so at the end of the
+    parent's *thread*, and a worker's driver need not be its parent. The thread repeats the signal every few seconds,
+    since an exception that a signal handler raises may be lost in code that drops exceptions.
 
     Args:
-        process: its id, on this machine.
-        started: see `is_alive`.
+        process: id of the other process, on this machine.
+        started: what `start_of_process` returned for it; see `is_alive`.
     """
 
-    def look() -> None:
+    def watch() -> None:
         while is_alive(process, started):
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         while True:
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(AGAIN)
+            time.sleep(REPEAT_SECONDS)
 
-    threading.Thread(target=look, daemon=True, name="leave_with").start()
+    threading.Thread(target=watch, daemon=True, name="leave_with").start()
 
 
 class Preemption:
@@ -94,31 +101,33 @@ class Preemption:
     Used as a context manager around training. Handlers are only installed in the main thread (Python allows no other).
 
     Attributes:
-        received: the first signal that came, None before.
-        at_once: called when a signal comes, where there is nothing to save; None where a step is to be finished first.
-        when_slow: see `at_most`; None outside of it.
+        received: the first signal that came; None before.
+        at_once: called as soon as a signal comes, while there is nothing to save; None while a step must be finished
+            first.
+        when_slow: called if a block within `at_most` runs too long after a signal; None outside of such a block.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.at_once: Callable[[], NoReturn] | None = None
         self.when_slow: Callable[[], NoReturn] | None = None
-        self._before: dict[signal.Signals, Handler] = {}
-        self._again: threading.Timer | None = None
-        self._again_at = math.inf  # on the monotonic clock
-        self._requeue = False  # a warning, not a request to end the job
+        self._previous_handlers: dict[signal.Signals, Handler] = {}
+        self._repeat: threading.Timer | None = None  # sends the signal once more
+        self._repeat_at = math.inf  # seconds of time.monotonic
+        self._requeue = False  # whether SIGUSR1 or 2 came, by which Slurm warns of a job's end
 
     def __enter__(self) -> Self:
         _asked.clear()
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            self._previous_handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: remember it, and leave if nothing is left to save or a slow block has had its time."""
         if self.received == signal.SIGINT and number == signal.SIGINT:
             os._exit(130)
         self.received = self.received or signal.Signals(number)
@@ -128,21 +137,25 @@ class Preemption:
             self.at_once()
         if self.when_slow is None:
             return
-        if self._again is None:
+        if self._repeat is None:
             self._send_again()
-        elif time.monotonic() >= self._again_at:
+        elif time.monotonic() >= self._repeat_at:
             self.when_slow()
 
     def _send_again(self) -> None:
-        """Let the signal come once more after `PATIENCE`, when what it has interrupted should have come to its end."""
-        self._again_at = time.monotonic() + PATIENCE
-        self._again = threading.Timer(PATIENCE, os.kill, (os.getpid(), signal.SIGTERM))
-        self._again.daemon = True
-        self._again.start()
+        """Send SIGTERM to this process after `PATIENCE` seconds, by which time the running block should have ended."""
+        self._repeat_at = time.monotonic() + PATIENCE
+        self._repeat = threading.Timer(PATIENCE, os.kill, (os.getpid(), signal.SIGTERM))
+        self._repeat.daemon = True
+        self._repeat.start()
 
     @contextlib.contextmanager
     def at_most(self, when_slow: Callable[[], NoReturn]) -> Iterator[None]:
-        """Around what may take long: `when_slow` is called where it lasts `PATIENCE` longer than a signal's coming."""
+        """Context around a block that may take long: a signal gives it `PATIENCE` seconds, then `when_slow` is called.
+
+        Args:
+            when_slow: leaves the process.
+        """
         self.when_slow = when_slow
         if self.received is not None:
             self._send_again()
@@ -150,9 +163,9 @@ class Preemption:
             yield
         finally:
             self.when_slow = None
-            if self._again is not None:
-                self._again.cancel()
-                self._again = None
+            if self._repeat is not None:
+                self._repeat.cancel()
+                self._repeat = None
 
     def leave(self) -> NoReturn:
         """Exit with code 75, after the checkpoint is written.
@@ -162,7 +175,7 @@ class Preemption:
         """
         if self._requeue and "SUBMITIT_EXECUTOR" in os.environ:
             for number in (signal.SIGUSR2, signal.SIGUSR1):  # submitit's default, and the other that sites use
-                handler = self._before.get(number)
+                handler = self._previous_handlers.get(number)
                 if callable(handler):
                     handler(number, None)
         raise SystemExit(EXIT_PREEMPTED)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fire_core.methods import Net
-from harness.training.plasticity import plasticity, settled
+from harness.training.plasticity import plasticity, resolve_level
 from tests.programs import SMALL, rows
 from tests.units.test_graph import MODELS
 
@@ -58,9 +58,9 @@ def test_a_network_whose_units_are_not_known_has_no_dormant_ratio() -> None:
 
 
 def test_large_networks_are_measured_by_their_weights_alone() -> None:
-    assert settled("auto", nn.Linear(999, 1000)) == "cheap"
-    assert settled("auto", nn.Linear(1000, 1000)) == "weights"
-    assert settled("full", nn.Linear(1000, 1000)) == "full"
+    assert resolve_level("auto", nn.Linear(999, 1000)) == "cheap"
+    assert resolve_level("auto", nn.Linear(1000, 1000)) == "weights"
+    assert resolve_level("full", nn.Linear(1000, 1000)) == "full"
     assert plasticity(Net.of({"model": nn.Linear(2, 2)}), lambda: torch.zeros(()), "weights") == {}
 
 
