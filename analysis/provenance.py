@@ -12,6 +12,6 @@ def entry_of(runs: Sequence[Run]) -> provenance.Entry:
         [
             provenance.of_run(run.identity or from_config(run.config), environment)
             for run in runs
-            for environment in provenance.that_trained(run.environment)
+            for environment in provenance.environments_of_rows(run.environment)
         ]
     )

@@ -1,9 +1,9 @@
 """Checkpoints that survive a kill at any moment.
 
 A checkpoint is one file, `step-<step>-<sha256>.pt`. It is written under a temporary name, flushed to the disk and
-renamed, so a name of that form is always a complete file; the digest in the name detects later damage: a damaged one is
-put aside and the one before it is used. A file that cannot be read at the moment is not damaged: that ends the run, and
-changes nothing. Files are read with `weights_only=True`: no code in a file is ever run.
+renamed, so a file of that name is always complete. The digest in the name detects later damage: a damaged checkpoint is
+put aside, and the one before it is used. A file that cannot be read at the moment is not damaged: this ends the run and
+changes nothing. Files are read with `weights_only=True`, so no code in a file is ever run.
 """
 
 import contextlib
@@ -22,21 +22,22 @@ from harness.config.errors import TrainingError
 
 log = logging.getLogger(__name__)
 FORMAT = 3
-NO_MEMORY = (MemoryError, torch.OutOfMemoryError)  # no fault of the file
-DIGITS = 32  # of the digest, in the file name
-ZIP_READER = "PytorchStreamReader"  # as torch names itself where a file is not one of its own
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # these say nothing about the file
+DIGEST_DIGITS = 32  # hexadecimal digits of the SHA-256 in the file name
+TORCH_READER = "PytorchStreamReader"  # named in torch's error where the file is the cause and not the device
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Around the loading of a state, whose file is whole, into a learner.
+    """Context around loading a state, whose file is complete, into a learner; an error becomes one that says what to
+    do.
 
     Raises:
-        TrainingError: the state is not one of this learner, as after a change of the code, or a replay has lost rows.
+        TrainingError: the state does not fit this learner, as after a change of the code, or a replay has lost rows.
     """
     try:
         yield
-    except (*NO_MEMORY, TrainingError, OSError):  # a replay's, which say what to do
+    except (*OUT_OF_MEMORY, TrainingError, OSError):  # the replay's own errors already say what to do
         raise
     except Exception as error:
         raise TrainingError(
@@ -47,7 +48,7 @@ def loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Around the reading of a file that a run has written, and that is not known to be absent.
+    """Context around reading a file that a run has written; a failed read is told apart from a damaged file.
 
     Raises:
         TrainingError: the system cannot read it (a network disk that does not answer, no permission, too many open
@@ -79,14 +80,17 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    descriptor = os.open(path.parent, os.O_RDONLY)  # of which the new name is flushed
-    with contextlib.suppress(OSError):  # some network file systems cannot do this; the rename itself is done
+    descriptor = os.open(path.parent, os.O_RDONLY)  # flushing the folder makes the new name durable
+    with contextlib.suppress(OSError):  # some network file systems cannot; the file itself is complete
         os.fsync(descriptor)
     os.close(descriptor)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what a process left that was killed within `write_atomically`; the folder must be this process's own."""
+    """Remove temporary files of a process that was killed within `write_atomically`.
+
+    The caller must hold the folder's lock, or it would remove the files of a process that is still writing.
+    """
     for leftover in folder.glob(".*.tmp"):
         leftover.unlink(missing_ok=True)
 
@@ -95,10 +99,10 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
     """Write `state` as the newest checkpoint of `folder` and delete all but the newest `keep`.
 
     Args:
-        folder: made if absent.
+        folder: the checkpoints' folder, created if absent.
         step: optimizer steps since the start of the run; orders the checkpoints.
         state: nested dicts, lists and tuples of tensors, numbers and strings.
-        config: what the run is; a checkpoint is only ever loaded for an equal config.
+        config: the run's identity; a checkpoint is only loaded for an equal one.
         keep: how many checkpoints stay.
 
     Raises:
@@ -106,7 +110,7 @@ def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any],
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "config": config, "step": step, "state": state}, buffer)
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGITS]
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGEST_DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
     write_atomically(path, buffer.getbuffer())
@@ -126,16 +130,16 @@ def load_newest(
     device: torch.device | str = "cpu",
     check: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any] | None:
-    """The state of the newest readable checkpoint of `folder`, or None if there is none.
+    """Return the state of the newest usable checkpoint of `folder`, or None if there is none.
 
-    A checkpoint that is damaged, or of another run, is named in a warning and put aside, so that it neither is used nor
-    takes the place of a whole one; the one before it is used.
+    A checkpoint that is damaged, or of another run, is named in a warning and renamed to `damaged-...`, so that it does
+    not count among the newest that are kept. The one before it is used.
 
     Args:
-        folder: of the checkpoints.
-        config: what the run is.
-        device: where the state's tensors go.
-        check: raises a ValueError for a state that does not fit what else the run has written.
+        folder: the checkpoints' folder.
+        config: the run's identity.
+        device: the device of the state's tensors.
+        check: raises a ValueError for a state that does not fit the run's other files.
 
     Raises:
         TrainingError: a file cannot be read at the moment; nothing was put aside.
@@ -150,10 +154,10 @@ def load_newest(
             state: dict[str, Any] = content["state"]
             if check is not None:
                 check(state)
-        except (*NO_MEMORY, OSError, TrainingError):
+        except (*OUT_OF_MEMORY, OSError, TrainingError):
             raise
         except Exception as error:  # a damaged file can fail in any way
-            if isinstance(error, RuntimeError) and ZIP_READER not in str(error):  # of the device, not of the file
+            if isinstance(error, RuntimeError) and TORCH_READER not in str(error):  # the device's fault, not the file's
                 raise
             log.warning("checkpoint %s cannot be used (%s): taking the one before it", path, _first_line(error))
             with contextlib.suppress(OSError):
@@ -164,7 +168,7 @@ def load_newest(
 
 
 def newest_first(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, whole or damaged; none if there is no such folder.
+    """Return the checkpoint files of a folder, damaged ones too; an empty list if there is no such folder.
 
     Raises:
         TrainingError: the folder cannot be read at the moment (`Path.glob` would find nothing).
@@ -178,7 +182,7 @@ def newest_first(folder: Path) -> list[Path]:
 
 
 def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The content of a checkpoint, if the file is whole; `state` is what was saved.
+    """Return the content of a checkpoint: `format`, `config`, `step`, and in `state` what was saved.
 
     Raises:
         ValueError: it is damaged or of another version; other errors where its content is not torch's.
@@ -186,7 +190,7 @@ def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """
     with reading(path):
         data = path.read_bytes()
-    if hashlib.sha256(data).hexdigest()[:DIGITS] != path.stem.rsplit("-", 1)[-1]:
+    if hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS] != path.stem.rsplit("-", 1)[-1]:
         raise ValueError("its content does not match its checksum")
     content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
     if content["format"] != FORMAT:

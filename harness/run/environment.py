@@ -16,7 +16,7 @@ PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py"
 
 
 def environment() -> dict[str, Any]:
-    """Versions, git commit and hardware of this process."""
+    """Return what `env.json` records: time, command, versions, git commit and hardware of this process."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": ["python", *command()],
@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
 
 
 def command() -> list[str]:
-    """The words that started this process; in a worker of `harness.run.workers` those that started its driver."""
+    """Return the words of the command that started this process, or in a worker the command of its driver."""
     driver = Path(f"/proc/{os.getppid()}/cmdline")
     if any("multiprocessing" in word or "loky" in word for word in sys.orig_argv) and driver.exists():
         return driver.read_text().split("\0")[1:-1]
@@ -47,14 +47,14 @@ def _version(package: str) -> str | None:
 
 
 def processor_name() -> str:
-    """The CPU's name as the system gives it."""
+    """Return the CPU's name, such as `AMD EPYC 7763 64-Core Processor`, as the system reports it."""
     about = Path("/proc/cpuinfo")
     name = re.search(r"^model name\s*: (.*)$", about.read_text() if about.exists() else "", re.MULTILINE)
     return name[1] if name else platform.processor()
 
 
 def git_commit() -> str | None:
-    """The commit of this code, with `-dirty` when tracked files are changed; None outside a checkout.
+    """Return the commit of this code, with `-dirty` when tracked files are changed; None outside a checkout.
 
     Tables and pages below `docs` do not count: a study writes them while it runs.
     """

@@ -1,4 +1,4 @@
-"""What `main` of every program does: skip a finished run, resume an interrupted one, share the first phase."""
+"""Run one configuration of any program: skip a finished run, resume an interrupted one, share the first phase."""
 
 import contextlib
 import logging
@@ -24,43 +24,47 @@ from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
-NO_METHOD = {"method": None, "trigger": None}  # of a shared first phase, which another method's run may have begun
+NO_METHOD = {
+    "method": None,
+    "trigger": None,
+}  # replaces these states of a shared first phase: they are another method's
 
 
 class Task(Protocol):
-    """What a program knows before its first step; the part that is asked for here."""
+    """The part of a program's task that this module needs."""
 
     @property
     def device(self) -> torch.device:
-        """Where the state's tensors go."""
+        """The device of the state's tensors."""
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run, counted as the rows' `step` is."""
+        """Steps of the whole run, in the unit in which rows count `step`."""
 
     @property
     def headline(self) -> str:
-        """The number of the summary that is shown and returned."""
+        """Name of the summary's number that is shown and returned, such as `test/accuracy`."""
 
     @property
     def guessed(self) -> float | None:
-        """What the headline may be of a network that has learned nothing and guesses; None: that is not known."""
+        """The headline's value for a network that has learned nothing and guesses; None if that is not known."""
 
     @property
     def scores(self) -> tuple[str, ...]:
-        """Numbers of the row that ends a phase by which a search may choose, the usual one first."""
+        """Names of numbers at the end of a phase that a search may score trials by; the first is the default."""
 
     def identity(self) -> dict[str, Any]:
-        """See `harness.run.identity`."""
+        """Return what the run's numbers depend on (see `harness.run.identity`)."""
 
     def first_phase_identity(self) -> dict[str, Any] | None:
-        """The part of the identity that shapes the first phase; None: the first phase is not shared."""
+        """Return what the first phase depends on; None if it is not shared."""
 
 
 T = TypeVar("T", bound=Task)
 
 
 def _single(task: Any) -> contextlib.AbstractContextManager[bool]:
+    """Return the context of a run of one process, which keeps the run folder."""
     return contextlib.nullcontext(True)
 
 
@@ -69,13 +73,14 @@ class Program(Generic[T]):
     """A trainer, as `execute` runs it.
 
     Attributes:
-        make_task: checks the options and builds what is fixed before the first step; nothing is written.
-        train: `train(task, run, state, stop)` trains from `state` (None: from the start) up to phase `stop` (None: to
-            the end), within `run`, and returns a summary with `seconds`; its state has `step` and `method`.
-        groups: options whose names begin the folder's name, such as ("benchmark", "dataset").
-        load: `load(task, state)` gives the networks of such a state, as a `harness.trained.load.Trained`.
-        processes: for a run of several processes: a context that yields whether this one keeps the run folder; the
-            others do their part before it yields.
+        make_task: checks the options and builds everything that is fixed before the first step; it writes nothing.
+        train: `train(task, run, state, stop)` trains from `state` (None: from the start) to the end of phase
+            `stop - 1` (None: of the run), within `run`, and returns a summary with `seconds`. A state has `step` and
+            `method`.
+        groups: config groups whose names begin the folder's name, such as ("benchmark", "dataset").
+        load: `load(task, state)` returns the trained networks as a `harness.trained.load.Trained`.
+        processes: the context of a run of several processes. It yields True in the process that keeps the run folder;
+            in the others it first does their part of the training, and then yields False.
     """
 
     make_task: Callable[[DictConfig], T]
@@ -86,10 +91,10 @@ class Program(Generic[T]):
 
 
 def execute(config: DictConfig, program: Program[T]) -> float:
-    """Train one configuration, unless that is done already; resume it where it was interrupted.
+    """Train one configuration, unless it is done already; an interrupted run is resumed.
 
     Returns:
-        The headline, which `hydra/sweeper=optuna` optimises; NaN in a process that does not keep the run folder.
+        The headline's value, which `hydra/sweeper=optuna` optimises; NaN in a process that does not keep the folder.
     """
     with job(config) as outcome, own_gpu(config.device, config.jobs_per_gpu) as config.device:
         task = program.make_task(config)
@@ -100,13 +105,13 @@ def execute(config: DictConfig, program: Program[T]) -> float:
                 return math.nan
             summary = run_to_end(config, program, task, outcome)
         value = float(summary.get(task.headline, math.nan))
-        end = no_better_than_guessing(task, value)
-        outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s{end}"
+        remark = no_better_than_guessing(task, value)
+        outcome.result = f"{task.headline} {value:.4f} in {summary['seconds']:.1f} s{remark}"
         return value
 
 
 def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcome) -> dict[str, Any]:
-    """Open the run's folder and take the run to its end; the summary, also of a run that was done before.
+    """Train the run of a configuration to its end in its folder, and return its summary, also if it was done before.
 
     Raises:
         ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
@@ -130,8 +135,8 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         if outcome.tuned:
             log.info(outcome.tuned)
         if (state := run.resume(task.device)) is None:
-            if (taken := first_phase(config, program, task)) is not None:
-                state, rows = taken
+            if (shared := first_phase(config, program, task)) is not None:
+                state, rows = shared
                 run.begin_from(Path(state["origin"]), state["step"])
                 run.append_rows(rows)
         else:
@@ -147,7 +152,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
 
 
 def no_better_than_guessing(task: Task, value: float) -> str:
-    """What is said beside a headline, such as that of lr=1e6, that a network which guesses has too; mostly nothing."""
+    """Return a remark if the headline is no better than a guessing network's, as after lr=1e6; else an empty text."""
     if (guessed := task.guessed) is None or math.isnan(value):
         return ""
     learned = value > guessed if better(task.headline) == "maximize" else value < guessed
@@ -155,14 +160,17 @@ def no_better_than_guessing(task: Task, value: float) -> str:
 
 
 def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State, str] | None:
-    """The state after the first phase and the rows of it, trained here if need be; None: it is not shared."""
+    """Return the state after the shared first phase and its rows; None if this run shares none.
+
+    The phase is trained here if the cache lacks it.
+    """
     shape = one_spelling(task.first_phase_identity())
     if shape is None or not config.cache:
         return None
 
     def train(entry: Run) -> dict[str, Any]:
-        begun = entry.resume(task.device)
-        return program.train(task, entry, begun and {**begun, **NO_METHOD}, 1)
+        state = entry.resume(task.device)
+        return program.train(task, entry, state and {**state, **NO_METHOD}, 1)
 
     cache = expanded(config.paths.cache)
     label = f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
@@ -172,30 +180,30 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
 
 
 def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
-    """The run of a configuration, not yet open. Its folder is named by what the run is.
+    """Return the run of a configuration, not yet open. Its folder's name ends in the digest of the run's identity.
 
-    A folder of an older version, which named it by an option as it was spelled (1 and 1.0 were two), or by the preset
-    that another environment was put into, is the run's where there is one.
+    An existing folder of an older version is used instead. Older versions gave 1 and 1.0 two digests, and named a
+    folder by the preset even if another environment was put into it.
 
     Raises:
         ConfigError: a name in `groups` cannot be part of a path.
     """
-    spelled = task.identity()
-    what = one_spelling(spelled)
+    as_spelled = task.identity()
+    identity = one_spelling(as_spelled)
     runs = expanded(config.paths.runs) / config.program
-    folder = runs / _folder_name(config, program, what, own_names=True)
-    for identity, own_names in ((spelled, True), (what, False), (spelled, False)):
-        with contextlib.suppress(ConfigError):  # of a name that no older version took
-            older = runs / _folder_name(config, program, identity, own_names)
-            if not folder.exists() and older.exists():
-                folder, what = older, identity
+    folder = runs / _folder_name(config, program, identity, own_names=True)
+    for older_identity, own_names in ((as_spelled, True), (identity, False), (as_spelled, False)):
+        with contextlib.suppress(ConfigError):  # a name that older versions refused, so they made no such folder
+            older_folder = runs / _folder_name(config, program, older_identity, own_names)
+            if not folder.exists() and older_folder.exists():
+                folder, identity = older_folder, older_identity
     shown = OmegaConf.to_container(config, resolve=True)
     assert isinstance(shown, dict)
     for group in program.groups:
         shown[group] = {**shown[group], "name": own_name(group, shown[group])}
     return Run(
         folder,
-        what,
+        identity,
         OmegaConf.to_yaml(OmegaConf.create(shown)),
         tracker,
         config.checkpoint.every_seconds,
@@ -204,11 +212,13 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     )
 
 
-def _folder_name(config: DictConfig, program: Program[T], what: dict[str, Any], own_names: bool) -> str:
+def _folder_name(config: DictConfig, program: Program[T], identity: dict[str, Any], own_names: bool) -> str:
+    """Return a folder's name, such as `warm_start-cifar10-fire-s0-1a2b3c4d`; `own_names`: see `_names`."""
     *kind, method = _names(config, (*program.groups, "method"), own_names)
-    return f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(what)}"
+    return f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(identity)}"
 
 
 def _names(config: DictConfig, groups: tuple[str, ...], own_names: bool = True) -> list[str]:
+    """Return the names of the groups' choices: by `own_name`, or as the presets are named."""
     names = [own_name(group, config[group]) if own_names else str(config[group].name) for group in groups]
     return [check_name(f"{group}.name", name) for group, name in zip(groups, names, strict=True)]

@@ -29,21 +29,21 @@ def shared_first_phase(
     device: torch.device | str = "cpu",
     every_seconds: float = 60.0,
 ) -> tuple[dict[str, Any], str]:
-    """The trainer's state after the first phase and the rows that it logged, trained here if not in the cache.
+    """Return the trainer's state after the first phase, and the phase's rows; train it here if the cache lacks it.
 
     Args:
         cache: folder of the cache.
         name: readable part of the entry's name.
-        shape: the part of the identity that shapes the first phase (without the method and the later phases); it
-            holds the program's NUMERICS.
-        config_yaml: the whole config, for the reader of the entry.
+        shape: the part of the run's identity that the first phase depends on, without the method and the later phases;
+            it includes the program's NUMERICS.
+        config_yaml: the resolved config of the run that trains the entry, for people who look into the cache.
         train: trains the first phase within the given run (resuming it) and returns the summary that marks it done.
-        device: where the state's tensors go.
-        every_seconds: between checkpoints while training.
+        device: the device of the state's tensors.
+        every_seconds: seconds between checkpoints while training.
 
     Returns:
-        The state, as the trainer's last checkpoint in the entry holds it, with the entry's folder as `origin`, and the
-        text of the entry's metrics.jsonl.
+        The trainer's state from the entry's last checkpoint, with the entry's folder as `origin`; and the text of the
+        entry's metrics.jsonl.
 
     Raises:
         TrainingError: training cannot continue, or there is no room in the cache for the phase's end.
@@ -51,26 +51,26 @@ def shared_first_phase(
     folder = cache / f"{name}-{digest(shape, 12)}"
     with Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
         if entry.done is not None:
-            if taken := _read(entry, device):
-                log.info("first phase taken from %s: %.1f s saved", folder, taken[0]["seconds"])
-                return taken
+            if cached := _read(entry, device):
+                log.info("first phase taken from %s: %.1f s saved", folder, cached[0]["seconds"])
+                return cached
             log.warning("first phase in %s is damaged: training it again", folder)
         log.info("training the first phase, shared through %s", folder)
         summary = train(entry)
         if (trained := _read(entry, device)) is None:
-            gone = FileNotFoundError(folder / "checkpoints")
-            raise TrainingError(f"{folder} was removed under way: start the same command again") from gone
+            missing = FileNotFoundError(folder / "checkpoints")
+            raise TrainingError(f"{folder} was removed under way: start the same command again") from missing
         entry.finish(summary)
         return trained
 
 
 def _read(entry: Run, device: torch.device | str) -> tuple[dict[str, Any], str] | None:
-    """State and rows of a finished entry, None if either is damaged."""
+    """Return the state and the rows of a finished entry; None if either is damaged."""
     state = entry.newest_state(device)
     if state is None:
         return None
     with reading(entry.folder):
         rows = (entry.folder / "metrics.jsonl").read_bytes()
-    if state["metrics_bytes"] != len(rows):  # an older checkpoint: the last could not be written
+    if state["metrics_bytes"] != len(rows):  # an older checkpoint, as the last is damaged
         return None
     return {**state["trainer"], "origin": str(entry.folder)}, rows.decode()

@@ -43,14 +43,14 @@ class Run:
     """One run and its folder, locked against a second process while it is open.
 
     Args:
-        folder: the run's folder; its name is made by the caller from the config's hash.
-        identity: the part of the config that shapes the numbers (see `harness.run.identity`).
-        config_yaml: the whole resolved config, for the reader.
+        folder: the run's folder; the caller names it by the identity's digest.
+        identity: the part of the config that the numbers depend on (see `harness.run.identity`).
+        config_yaml: the resolved config, which is written for people to read.
         tracker: mirrors rows; None mirrors nothing.
-        every_seconds: how often `checkpoint_due` is true.
-        keep: checkpoints kept.
-        wait: wait for another process that holds the run instead of raising.
-        headline: the number of a summary that is shown, where it has one.
+        every_seconds: seconds between checkpoints within a phase.
+        keep: number of checkpoints that stay.
+        wait: whether to wait for another process that holds the run; otherwise a ConfigError is raised.
+        headline: name of the summary's number that is shown; None if there is none.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Run:
         self.headline = headline
         self._lock = Lock(folder / ".lock")
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
-        self._good_bytes = 0  # metrics.jsonl is whole up to here
+        self._complete_bytes = 0  # length of the complete rows in metrics.jsonl
         self._digest = hashlib.sha256()  # of these bytes
         self._last_step = -1
-        self.next_checkpoint = 0.0  # on the monotonic clock; the loop sets it anew with each attempt
+        self.next_checkpoint = 0.0  # seconds of time.monotonic; the training loop sets it after each save
 
     def __enter__(self) -> Self:
         try:
@@ -88,8 +88,8 @@ class Run:
         return self
 
     def _acquire(self) -> None:
-        """Take the folder's lock, or wait for it and say who holds it, once for each holder."""
-        said = ""
+        """Take the folder's lock, or wait for it and log who holds it, once for each holder."""
+        logged_holder = ""
         while True:
             try:
                 return self._lock.acquire()
@@ -98,13 +98,13 @@ class Run:
                     raise ConfigError(
                         f"run {self.folder.name} is being trained by another process ({holder}); wait for it or stop it"
                     ) from None
-                if str(holder) != said:
+                if str(holder) != logged_holder:
                     log.info("waiting for another process, which trains %s (%s)", self.folder.name, holder)
-                    said = str(holder)
+                    logged_holder = str(holder)
                 time.sleep(PAUSE)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # Not of a signal's SystemExit: such a run is interrupted, not failed. Nor of a run that has ended well.
+        # A signal's SystemExit interrupts a run, which has not failed; a finished run stays finished.
         if isinstance(error, Exception):
             with contextlib.suppress(OSError):
                 if not (self.folder / "DONE").exists():
@@ -115,25 +115,25 @@ class Run:
     def _cannot_write(self, error: OSError) -> ConfigError:
         return ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)")
 
-    # ---- where the run stands
+    # ---- state: finished, to be resumed, or new
 
     @property
     def done(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None if it is not finished, or not whole, which is said in a warning.
+        """The summary of a finished run; None if it is unfinished, or damaged, which is logged as a warning.
 
         Raises:
             TrainingError: a file cannot be read at the moment.
         """
-        if (done := self._text("DONE")) is None:
+        if (done_file := self._text("DONE")) is None:
             return None
         try:
-            return self._summary(done, self._text("metrics.jsonl") or b"", self._text("checksums.json"))
+            return self._summary(done_file, self._text("metrics.jsonl") or b"", self._text("checksums.json"))
         except ValueError as error:
             log.warning("%s is damaged: training it again (%s)", self.folder, error)
             return None
 
     def _text(self, name: str) -> bytes | None:
-        """A file's bytes; None if it is not there."""
+        """Return the bytes of a file of the folder; None if it does not exist."""
         path = self.folder / name
         with reading(path):
             try:
@@ -141,25 +141,30 @@ class Run:
             except FileNotFoundError:
                 return None
 
-    def _summary(self, done: bytes, rows: bytes, checksums_text: bytes | None) -> dict[str, Any]:
-        """The summary that DONE, metrics.jsonl and checksums.json hold; the last is None of older runs.
+    def _summary(self, done_file: bytes, rows: bytes, checksums_file: bytes | None) -> dict[str, Any]:
+        """Return the summary of a finished run, after a check that its files are as the run has written them.
+
+        Args:
+            done_file: content of DONE.
+            rows: content of metrics.jsonl.
+            checksums_file: content of checksums.json; older runs have none.
 
         Raises:
-            ValueError: they are not those that a run ends with.
+            ValueError: a file is damaged.
         """
         try:
-            summary = json.loads(done)
-            checksums = None if checksums_text is None else json.loads(checksums_text)
+            summary = json.loads(done_file)
+            checksums = None if checksums_file is None else json.loads(checksums_file)
         except ValueError:
             raise ValueError("DONE or checksums.json is no JSON") from None
         if not isinstance(summary, dict) or not isinstance(checksums, dict | None):
             raise ValueError("DONE or checksums.json is no JSON object")
         if checksums is not None:
-            for name, content in (("metrics.jsonl", rows), ("DONE", done)):
+            for name, content in (("metrics.jsonl", rows), ("DONE", done_file)):
                 if checksums.get(name) != hashlib.sha256(content).hexdigest():
                     raise ValueError(f"{name} is not what the run has written")
             return summary
-        # Of a run from before there were checksums: as far as its content tells.
+        # A run from before there were checksums: damage shows only if a number or a row is not readable.
         for number in ("steps", "seconds", *(key for key in summary if key == self.headline)):
             if not isinstance(summary.get(number), int | float):
                 raise ValueError(f"DONE has no number {number}")
@@ -167,7 +172,10 @@ class Run:
         return summary
 
     def mend_texts(self) -> None:
-        """Of a finished run: write again what is damaged of the texts that say what it is, which this process knows."""
+        """Rewrite damaged identity.json and config.yaml of a finished run, whose content this process knows.
+
+        A damaged env.json cannot be rewritten; it is renamed.
+        """
         identity = self._identity_text()
         with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "identity.json", identity):
@@ -178,30 +186,32 @@ class Run:
                 path.rename(path.with_name("damaged-env.json"))
 
     def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The state to resume from (None at the start); rows written after it are cut off, to be written again.
+        """Prepare the folder for training and return the state to resume from; None for a run that starts.
+
+        Rows that were written after that state are removed, since training will log them again.
 
         Raises:
-            TrainingError: what the run has written cannot be read at the moment; nothing was changed.
+            TrainingError: a file of the run cannot be read at the moment; nothing was changed.
             ConfigError: the folder cannot be written.
         """
         state = self.newest_state(device)
         self._pending.clear()
-        self._good_bytes = state["metrics_bytes"] if state else 0
-        self._digest = hashlib.sha256((self._text("metrics.jsonl") or b"")[: self._good_bytes])
+        self._complete_bytes = state["metrics_bytes"] if state else 0
+        self._digest = hashlib.sha256((self._text("metrics.jsonl") or b"")[: self._complete_bytes])
         self._last_step = state["last_row_step"] if state else -1
         starts = self._starts()
-        about = {**environment(), "step": state["trainer"].get("step", 0) if state else 0}
-        if starts and (changes := provenance.changes(starts[-1], about)):
+        this_start = {**environment(), "step": state["trainer"].get("step", 0) if state else 0}
+        if starts and (changes := provenance.changes(starts[-1], this_start)):
             log.warning("%s goes on in another environment (%s); env.json keeps both", self.folder, changes)
         try:
             checkpoint.remove_leftovers(self.folder)
-            for mark in ("FAILED", "DONE", "checksums.json"):
-                (self.folder / mark).unlink(missing_ok=True)
+            for name in ("FAILED", "DONE", "checksums.json"):
+                (self.folder / name).unlink(missing_ok=True)
             with open(self.folder / "metrics.jsonl", "ab") as metrics:
-                metrics.truncate(self._good_bytes)
+                metrics.truncate(self._complete_bytes)
             checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
             checkpoint.write_atomically(self.folder / "identity.json", self._identity_text())
-            self._write_starts([*starts, about])
+            self._write_starts([*starts, this_start])
         except OSError as error:
             raise self._cannot_write(error) from None
         self.tracker.start(self.folder, self.identity)
@@ -212,54 +222,59 @@ class Run:
         return json.dumps(described(self.identity), indent=1).encode()
 
     def _starts(self) -> list[Mapping[str, Any]]:
-        """The environments of this run's starts, oldest first; none of a file that is damaged."""
+        """Return the environments of this run's starts, oldest first; an empty list if env.json is damaged."""
         try:
-            about = json.loads(self._text("env.json") or b"")
-            return provenance.starts(about)
+            env_file = json.loads(self._text("env.json") or b"")
+            return provenance.starts(env_file)
         except (ValueError, AttributeError, TypeError):
             return []
 
     def _write_starts(self, starts: Sequence[Mapping[str, Any]]) -> None:
         *earlier, newest = provenance.without_repeats(starts)
-        about = {**newest, **({"earlier": earlier} if earlier else {})}
-        checkpoint.write_atomically(self.folder / "env.json", json.dumps(about, indent=2).encode())
+        env_file = {**newest, **({"earlier": earlier} if earlier else {})}
+        checkpoint.write_atomically(self.folder / "env.json", json.dumps(env_file, indent=2).encode())
 
     def begin_from(self, other: Path, step: int) -> None:
-        """Say that the steps before `step` were trained in another folder, a shared first phase's.
+        """Record in env.json that the steps before `step` were trained in `other`, the folder of a shared first phase.
 
         Raises:
             ConfigError: the folder cannot be written.
         """
         try:
-            before = provenance.starts(json.loads((other / "env.json").read_bytes()))
+            shared_starts = provenance.starts(json.loads((other / "env.json").read_bytes()))
         except (OSError, ValueError, AttributeError, TypeError):
-            before = []  # removed or damaged meanwhile
-        *starts, own = self._starts() or [environment()]
-        if before and (changes := provenance.changes(before[-1], own)):
+            shared_starts = []  # env.json was removed or damaged meanwhile
+        *earlier_starts, this_start = self._starts() or [environment()]
+        if shared_starts and (changes := provenance.changes(shared_starts[-1], this_start)):
             log.warning("%s: the shared first phase has another environment (%s); env.json keeps both", other, changes)
         try:
-            self._write_starts([*starts, *before, {**own, "step": step}])
+            self._write_starts([*earlier_starts, *shared_starts, {**this_start, "step": step}])
         except OSError as error:
             raise self._cannot_write(error) from None
 
     def newest_state(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """The content of the newest checkpoint that is whole and fits the run and its rows."""
+        """Return the content of the newest checkpoint that is undamaged and fits the run and its rows, or None."""
         return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device, self._check_rows)
 
     def _check_rows(self, state: dict[str, Any]) -> None:
-        """Raise a ValueError for a checkpoint whose rows are not all in metrics.jsonl, as they were written."""
+        """Raise a ValueError unless metrics.jsonl has all rows that were written before a checkpoint."""
         size = state["metrics_bytes"]
         rows = (self._text("metrics.jsonl") or b"")[:size]
         if len(rows) < size or not rows.endswith(b"\n" if size else b""):
             raise ValueError("metrics.jsonl lacks rows that it was written with")
         check_rows(rows, state.get("metrics_sha256"))
 
-    # ---- what it measures
+    # ---- rows
 
     def log(self, row: dict[str, Any]) -> None:
-        """Append one row; `row["step"]` must be larger than in the row before, or the same in a row with a `kind`.
+        """Append one row to metrics.jsonl. If the disk is full, rows wait in memory until they can be written.
 
-        A full disk does not stop the run: rows wait in memory until they can be written.
+        Args:
+            row: numbers and texts by name. `row["step"]` must be larger than in the row before; in a row with a `kind`
+                it may be the same.
+
+        Raises:
+            ValueError: the step goes back.
         """
         if row["step"] < self._last_step + ("kind" not in row):
             raise ValueError(f"step {row['step']} after step {self._last_step}: rows must go forward")
@@ -269,7 +284,11 @@ class Run:
         self.tracker.log(row)
 
     def append_rows(self, text: str) -> None:
-        """Append the rows of another folder (a shared first phase's)."""
+        """Append the rows of a shared first phase.
+
+        Args:
+            text: content of its metrics.jsonl.
+        """
         self._pending.append(text)
         self._last_step = json.loads(text.rstrip("\n").rsplit("\n", 1)[-1])["step"] if text else -1
         self._write_pending()
@@ -277,16 +296,20 @@ class Run:
             self.tracker.log(json.loads(line))
 
     def _write_pending(self, sync: bool = False) -> bool:
-        """Append the rows that wait; whether all rows are in the file (with `sync`: on the disk) now."""
+        """Append the waiting rows, and return whether all rows are in the file now.
+
+        Args:
+            sync: whether to return True only if they are safely on the disk.
+        """
         data, path = "".join(self._pending).encode(), self.folder / "metrics.jsonl"
         try:
             with open(path, "ab", buffering=0) as file:
-                if file.tell() != self._good_bytes:
+                if file.tell() != self._complete_bytes:
                     raise OSError("someone else changed or removed it")
                 if file.write(data) != len(data):
-                    file.truncate(self._good_bytes)  # no partial line may stay
+                    file.truncate(self._complete_bytes)  # no partial line may stay
                     raise OSError("only a part fitted")
-                self._good_bytes += len(data)
+                self._complete_bytes += len(data)
                 self._digest.update(data)
                 self._pending.clear()
                 if sync:
@@ -296,7 +319,7 @@ class Run:
             log.warning("cannot write %s (%s): rows wait in memory", path, error.strerror or error)
             return False
 
-    # ---- what it keeps
+    # ---- checkpoints, and the end
 
     @property
     def checkpoint_due(self) -> bool:
@@ -304,7 +327,11 @@ class Run:
         return time.monotonic() >= self.next_checkpoint
 
     def checkpoint(self, step: int, trainer: dict[str, Any]) -> None:
-        """Write a checkpoint, with all rows so far.
+        """Write a checkpoint, after all rows so far.
+
+        Args:
+            step: steps made in the run.
+            trainer: the trainer's state: nested dicts, lists and tuples of tensors, numbers and strings.
 
         Raises:
             OSError: there is no room for it; earlier checkpoints are as they were.
@@ -313,17 +340,20 @@ class Run:
             raise OSError(f"the rows cannot be written in {self.folder}")
         state = {
             "trainer": trainer,
-            "metrics_bytes": self._good_bytes,
+            "metrics_bytes": self._complete_bytes,
             "metrics_sha256": self._digest.hexdigest(),
             "last_row_step": self._last_step,
         }
         try:
             checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
-        except RuntimeError as error:  # torch.save reports a failed write as one
+        except RuntimeError as error:  # torch.save raises a RuntimeError for a failed write
             raise OSError(str(error).split("\n")[0]) from error
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Mark the run as done; of its checkpoints the last stays.
+        """Mark the run as done, and remove all its checkpoints but the last.
+
+        Args:
+            summary: numbers by name, the content of DONE.
 
         Raises:
             TrainingError: the last rows or the mark could not be written; started again, the run resumes from its last
@@ -332,10 +362,10 @@ class Run:
         try:
             if not self._write_pending(sync=True):
                 raise OSError("the last rows could not be written")
-            done = (json.dumps(summary) + "\n").encode()
-            checksums = {"metrics.jsonl": self._digest.hexdigest(), "DONE": hashlib.sha256(done).hexdigest()}
+            done_file = (json.dumps(summary) + "\n").encode()
+            checksums = {"metrics.jsonl": self._digest.hexdigest(), "DONE": hashlib.sha256(done_file).hexdigest()}
             checkpoint.write_atomically(self.folder / "checksums.json", json.dumps(checksums, indent=1).encode())
-            checkpoint.write_atomically(self.folder / "DONE", done)
+            checkpoint.write_atomically(self.folder / "DONE", done_file)
             checkpoint.remove_old(self.folder / "checkpoints", keep=1)
         except OSError as error:
             raise TrainingError(
@@ -344,29 +374,38 @@ class Run:
 
 
 def check_rows(rows: bytes, digest: str | None = None) -> None:
-    """Whether rows are what a run has written: by their digest, or where none was kept by what they look like.
+    """Check that rows are as a run has written them.
+
+    Args:
+        rows: content of metrics.jsonl.
+        digest: their SHA-256; None in older runs, where each line must be a row and steps must not go back.
 
     Raises:
-        ValueError: they are not.
+        ValueError: the rows are damaged.
     """
     if digest is not None:
         if hashlib.sha256(rows).hexdigest() != digest:
             raise ValueError("metrics.jsonl is not what the run has written")
         return
-    last = -math.inf
+    last_step = -math.inf
     for number, line in enumerate(rows.splitlines(), 1):
         try:
             row = json.loads(line)
             step, has_kind = row["step"], "kind" in row
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f"metrics.jsonl has no row in line {number}") from None
-        if not isinstance(step, int) or step < last + (not has_kind):
+        if not isinstance(step, int) or step < last_step + (not has_kind):
             raise ValueError(f"metrics.jsonl goes back in line {number}")
-        last = step
+        last_step = step
 
 
 def _is_damaged(path: Path, content: bytes | None = None) -> bool:
-    """Whether a text is absent, or is not this content; without a content, whether it is no JSON object or no YAML."""
+    """Return whether a file must be written again.
+
+    Args:
+        path: a .json or .yaml file.
+        content: the JSON that it must hold; None: any JSON object or YAML mapping will do, and a missing JSON file too.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Jobs of a sweep on this machine, dealt to its GPUs."""
+"""Give each job of a sweep on this machine a GPU."""
 
 import contextlib
 import multiprocessing
@@ -15,42 +15,45 @@ from harness.run.lock import Held, Lock
 
 @contextlib.contextmanager
 def own_gpu(device: str, per_gpu: int) -> Iterator[str]:
-    """The device of a job: the next GPU that has fewer than `per_gpu` jobs, for as long as the context lasts.
+    """Reserve a GPU for this job while the context lasts, and yield its name, such as `cuda:1`.
 
-    Each job may take its share of the GPU's memory and no more, so that none ends another. It is the device that was
-    asked for where that is no choice, and for what is no worker of hydra/launcher=cores or `run_jobs`.
+    The job gets the first GPU that has fewer than `per_gpu` jobs, and waits if there is none. It may take its share of
+    the GPU's memory and no more, so that no job makes another run out of memory.
+
+    `device` is yielded unchanged if it names one device, or if this process is no worker of hydra/launcher=cores or of
+    `run_jobs`.
 
     Args:
-        device: as it is asked for.
-        per_gpu: jobs that share one.
+        device: the option `device=`; auto and cuda leave the choice to this function.
+        per_gpu: how many jobs share a GPU.
     """
-    worker = multiprocessing.parent_process() is not None and "SUBMITIT_EXECUTOR" not in os.environ
-    gpus = torch.cuda.device_count() if worker and device in ("auto", "cuda") else 0
+    is_worker = multiprocessing.parent_process() is not None and "SUBMITIT_EXECUTOR" not in os.environ
+    gpus = torch.cuda.device_count() if is_worker and device in ("auto", "cuda") else 0
     if not gpus:
         yield device
         return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     folder = Path(tempfile.gettempdir()) / f"fire-gpus-{os.getuid()}-{visible}"
     folder.mkdir(exist_ok=True)
-    for number in _free_place(folder, gpus * per_gpu):
-        gpu = number % gpus
+    for slot in _free_slot(folder, gpus * per_gpu):
+        gpu = slot % gpus
         if per_gpu > 1:
             torch.cuda.set_per_process_memory_fraction(1 / per_gpu, gpu)
         yield f"cuda:{gpu}"
 
 
-def _free_place(folder: Path, places: int) -> Iterator[int]:
-    """Wait for a place; it is held, also against other processes, until the iteration goes on."""
+def _free_slot(folder: Path, slots: int) -> Iterator[int]:
+    """Wait for a free slot and yield its number; its lock, which all processes respect, is held until the next step."""
     while True:
-        for number in range(places):
-            place = Lock(folder / str(number))
+        for number in range(slots):
+            slot = Lock(folder / str(number))
             try:
-                place.acquire()
+                slot.acquire()
             except Held:
                 continue
             try:
                 yield number
             finally:
-                place.release()
+                slot.release()
             return
         time.sleep(1)

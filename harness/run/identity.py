@@ -1,4 +1,4 @@
-"""What a run is: the part of its configuration that shapes its numbers."""
+"""The identity of a run: the part of its configuration that its numbers depend on."""
 
 import functools
 import hashlib
@@ -19,7 +19,8 @@ from harness.config.trigger import AT_BOUNDARIES
 from harness.run import NUMERICS
 from harness.run.contents import with_contents
 
-# Where, when and for whom a run is recorded, and names of values that are there themselves: no part of what it is.
+# Options that change no number of a run: where and how often it is recorded, and names (`scale`, `tuned`) of sets of
+# values, since the identity holds these values themselves.
 NOT_IDENTITY = (
     "paths",
     "tracker",
@@ -31,18 +32,20 @@ NOT_IDENTITY = (
     "jobs_per_gpu",
     "only_first_phase",
 )
-# How it is executed: part of its identity, as rounding depends on it, but not of what the analysis compares.
+# How a run is executed. This is part of its identity, since rounding depends on it, but the analysis compares runs that
+# differ in it.
 EXECUTION = ("device", "threads", "deterministic", "parallel", "cuda_graph")
-# Options that runs once did not have, with the value that those runs have: left out, so that these are still the same.
-NEWER: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False, "skip_first_phase": False}
-PLACES = ("root", "download", "cache", "spare")  # of a data set: where its files are
+# Options that older runs did not have, with the value that means the same as their absence. At this value they are left
+# out of the identity, so that the older runs are still recognised.
+NEWER_OPTIONS: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False}
+DATASET_PLACES = ("root", "download", "cache", "spare")  # options of a data set that say where its files are
 
 
 def identity(config: dict[str, Any]) -> dict[str, Any]:
-    """The part of a resolved configuration that shapes a run's numbers, with the version of its program's numerics.
+    """Return the part of a resolved configuration that a run's numbers depend on, and its program's `numerics` version.
 
-    Files that options name (a network's first weights, an environment's model) are in it by their contents. Those of
-    `dataset=` are the task's to add, which has read them.
+    Files that options name (a network's initial weights, an environment's model) are in it with the digest of their
+    contents. The digests of a data set's files are added by the program's task, which reads these files.
     """
     part = without(config, NOT_IDENTITY)
     memory = expanded(config["paths"]["cache"]) / "contents" if "paths" in config else None
@@ -50,31 +53,27 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
         if isinstance(options, dict) and group != "dataset":
             part[group] = with_contents(options, memory)
     if isinstance(part.get("dataset"), dict):
-        part["dataset"] = without(part["dataset"], PLACES)
-    for group, place, always in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
-        if place in (part.get(group) or {}):
-            part[group] = part[group] | {place: always}
+        part["dataset"] = without(part["dataset"], DATASET_PLACES)
+    for group, option, fixed_value in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
+        if option in (part.get(group) or {}):
+            part[group] = part[group] | {option: fixed_value}
     parts = (part.get("method") or {}).get("parts")
     if parts is not None:  # a sweep of chains has the options of all of its methods in each job
         chained = part["method"]["of"].split("+")
         part["method"] = part["method"] | {"parts": {name: parts[name] for name in chained}}
     if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
         del part["trigger"]
-    for asked, default in (
-        ("holdout", 0.0),
-        ("augmentation", "none"),
-        ("cuda_graph", False),
-    ):  # as in all runs before these were options
-        if part.get(asked) == default:
-            del part[asked]
+    for option, value_of_older_runs in NEWER_OPTIONS.items():
+        if part.get(option) == value_of_older_runs:
+            del part[option]
     part["device"] = resolve_device(str(config["device"])).type
     return {**part, "numerics": NUMERICS[str(config["program"])]}
 
 
 def one_spelling(config: Any) -> Any:
-    """A configuration in which 1 and 1.0 are one value: a float, where what `_target_` names takes a float.
+    """Return the configuration with 1.0 in place of 1 wherever the class of `_target_` takes a float.
 
-    Rounding, method and result are the same; as text, and so in a digest, the two differ.
+    Both spellings make the same run, but their texts, and so the digests, would differ.
     """
     if isinstance(config, list):
         return [one_spelling(value) for value in config]
@@ -89,24 +88,25 @@ def one_spelling(config: Any) -> Any:
 
 @functools.cache
 def _float_arguments(target: str) -> frozenset[str]:
-    """The arguments of a class or function that are floats, or floats or None."""
+    """Return the names of the arguments of a class or function that are annotated as float, or as float or None."""
     try:
-        made_by: Any = get_object(target)
-        hints = get_type_hints(made_by.__init__ if inspect.isclass(made_by) else inspect.unwrap(made_by))
-    except Exception:  # where it is built, it is said what is wrong with it
+        factory: Any = get_object(target)
+        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else inspect.unwrap(factory))
+    except Exception:  # building the object, later, will report what is wrong with it
         return frozenset()
     floats = ({float}, {float, type(None)})
     return frozenset(name for name, hint in hints.items() if (set(get_args(hint)) or {hint}) in floats)
 
 
 def own_name(group: str, node: Mapping[str, Any]) -> str:
-    """The name of a group's choice; of a preset into which another environment was put, that environment's own.
+    """Return the name of a group's choice for the run folder's name.
 
-    Gymnasium's `module:Name-v0` and `lab/Name-v0` are names too, which go into paths as `Name-v0` and `lab-Name-v0`.
+    This is `name`, except where another environment was put into a preset (`env=cartpole env.task=Acrobot-v1`): then it
+    is that environment's name. Gymnasium's `module:Name-v0` and `lab/Name-v0` become `Name-v0` and `lab-Name-v0`.
 
     Args:
-        group: such as `env`.
-        node: its choice, with `name`, and `game` or `task` where that is what it names.
+        group: the config group, such as `env`.
+        node: the group's options, with `name`, and for an environment `game` or `task`.
     """
     name, option = str(node["name"]), "game" if "game" in node else "task"
     own = re.sub(r"[^A-Za-z0-9._+-]+", "-", str(node.get(option)).rpartition(":")[2])
@@ -122,29 +122,29 @@ def own_name(group: str, node: Mapping[str, Any]) -> str:
     return own
 
 
-def described(what: dict[str, Any]) -> dict[str, Any]:
-    """An identity as `identity.json` holds it: `run`, what the run is, apart from `execution`, how it is executed."""
-    execution = {key: value for key, value in what.items() if key in EXECUTION}
-    return {"run": without(what, EXECUTION), "execution": execution}
+def described(identity: dict[str, Any]) -> dict[str, Any]:
+    """Return an identity as `identity.json` holds it: in `execution` how the run is executed, in `run` all the rest."""
+    execution = {key: value for key, value in identity.items() if key in EXECUTION}
+    return {"run": without(identity, EXECUTION), "execution": execution}
 
 
 def without(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """A configuration less some of its keys."""
+    """Return a configuration without some of its keys."""
     left_out = set(keys)
     return {key: value for key, value in config.items() if key not in left_out}
 
 
 def digest(config: dict[str, Any], length: int = 8) -> str:
-    """A short hexadecimal name for a configuration, the same on every machine."""
+    """Return the first `length` hexadecimal digits of a configuration's SHA-256, the same on every machine."""
     text = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:length]
 
 
 def check_name(option: str, name: str) -> str:
-    """A name that goes into a path, if it is a plain one.
+    """Return a name that may be part of a path.
 
     Raises:
-        ConfigError: it could lead out of the folder that it is meant for.
+        ConfigError: the name is empty or has other characters, with which it could lead out of its folder.
     """
     if not name or name.startswith(".") or any(not (c.isalnum() or c in "._-+") for c in name):
         raise ConfigError(f"{option}={name!r} goes into a path: use letters, digits, '.', '_', '-' and '+' only")

@@ -1,7 +1,7 @@
-"""Many runs as jobs in processes of this machine: the driver of searches and studies.
+"""Train many runs as jobs in processes of this machine, for searches and studies.
 
-A job trains one run to its end, as `execute` does: a finished run is skipped and an unfinished one is resumed. So the
-same jobs, started again, go on where they stopped.
+A job trains one run to its end, as `execute` does: a finished run is skipped and an unfinished one is resumed. Jobs
+that were stopped can therefore be started again as they are.
 """
 
 import functools
@@ -30,7 +30,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Job:
-    """One run: the name of its program, and options as on the command line."""
+    """One run to train.
+
+    Attributes:
+        program: name of the program.
+        options: options as on the command line.
+    """
 
     program: str
     options: tuple[str, ...]
@@ -41,11 +46,11 @@ class Ended:
     """How a job ended.
 
     Attributes:
-        job: which job it was.
-        state: "done", "diverged" or "failed", which leaves `run_jobs` as an exception.
-        folder: of the run.
-        seconds: of processor time that the run took in this call, without imports and the reading of options.
-        error: what a job that failed, or was stopped by a signal, raises in the end.
+        job: the job that ended.
+        state: "done", "diverged" or "failed"; `run_jobs` raises the error of a failed job.
+        folder: the run's folder.
+        seconds: processor time of the run in this call, without imports and the composition of options.
+        error: the exception of a job that failed or was stopped by a signal; None of others.
     """
 
     job: Job
@@ -56,7 +61,7 @@ class Ended:
 
 
 def compose(program: str, options: Sequence[str]) -> Any:
-    """The configuration of a program with these options."""
+    """Return the configuration of a program with these options of the command line."""
     program_of(program)  # makes the types of its options known to Hydra
     return groups.compose(program, options)
 
@@ -67,43 +72,43 @@ def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]
     Ctrl-C, and the end of this process in any way, makes the workers write checkpoints and leave.
 
     Args:
-        jobs: taken one by one, as workers become free.
-        workers: how many processes, each of which imports the programs once; as many as cores if left out. One worker
+        jobs: the jobs; the next one is taken when a worker is free.
+        workers: number of processes, each of which imports the programs once; None: as many as cores. A single worker
             is this process itself.
 
     Yields:
-        The jobs that are done, and those that diverged, which leave the others as they are.
+        Each job that is done or has diverged; a diverged job does not stop the others.
 
     Raises:
-        ConfigError: a job cannot be run. It is raised when the jobs that were running have ended; none is begun after.
-        RuntimeError: a job failed in another way, with its traceback; also when the others have ended.
-        TrainingError: a worker was killed. It is raised at the end: all other jobs have been run.
+        ConfigError: a job cannot be run. No further job is started, and it is raised once the running jobs have ended.
+        RuntimeError: a job failed in another way; the text has its traceback. Raised as ConfigError is.
+        TrainingError: a worker was killed. Raised at the end, after all other jobs have run.
         SystemExit: a job, or this process, was stopped by a signal.
     """
-    workers, waiting = workers or joblib.cpu_count(), iter(jobs)
-    failed, lost = list[BaseException](), list[TrainingError]()
+    workers, waiting_jobs = workers or joblib.cpu_count(), iter(jobs)
+    errors_of_jobs, killed_workers = list[BaseException](), list[TrainingError]()
 
     def until_one_fails() -> Iterator[Job]:
-        while not failed:
+        while not errors_of_jobs:
             try:
-                yield next(waiting)
+                yield next(waiting_jobs)
             except StopIteration:
                 return
 
     for job, ended in do_jobs(until_one_fails(), workers):
         if isinstance(ended, Lost):
-            lost.append(TrainingError(f"{' '.join(job.options)}: {ended}"))
-            log.error("%s", lost[-1])
+            killed_workers.append(TrainingError(f"{' '.join(job.options)}: {ended}"))
+            log.error("%s", killed_workers[-1])
         elif ended.error is not None:
-            failed.append(ended.error)
+            errors_of_jobs.append(ended.error)
         else:
             yield ended
-    if failed or lost:
-        raise [*failed, *lost][0]
+    if errors_of_jobs or killed_workers:
+        raise [*errors_of_jobs, *killed_workers][0]
 
 
 def do_jobs(jobs: Iterator[Job], workers: int) -> Iterator[tuple[Job, "Ended | Lost"]]:
-    """Each job and how it ended; in this process where one worker is asked for."""
+    """Run jobs and yield each with how it ended; a single worker is this process itself."""
     if workers == 1:
         yield from ((job, run_job(job)) for job in jobs)
         return
@@ -125,14 +130,14 @@ def run_job(job: Job) -> Ended:
             try:
                 run_to_end(config, program, task, Outcome(""))
             except TrainingError as error:
-                if error.__cause__ is not None:  # no room for a checkpoint, say
+                if error.__cause__ is not None:  # for example no room for a checkpoint; divergence has no cause
                     raise
                 state = "diverged"
         return ending(state, folder, time.process_time() - began)
     except (SystemExit, KeyboardInterrupt):
         return ending("failed", error=SystemExit(EXIT_PREEMPTED))
     except Exception as error:
-        known = out_of_memory(error) or error
-        if user_facing(known):
-            return ending("failed", error=ConfigError(f"{name}: {one_line(known)}"))
+        clearer_error = out_of_memory(error) or error
+        if user_facing(clearer_error):
+            return ending("failed", error=ConfigError(f"{name}: {one_line(clearer_error)}"))
         return ending("failed", error=RuntimeError(f"{name}:\n{traceback.format_exc()}"))

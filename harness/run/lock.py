@@ -1,9 +1,9 @@
-"""A lock that one process holds at a time, and that says whose it is.
+"""A lock that one process holds at a time, and whose file names its owner.
 
-Where the file system has `flock`, the system itself releases the lock of a process that ends in any way. Where it has
-not (Lustre mounted without it), a second file is the lock. Such a file stays when its process is killed: on the same
-machine the next process sees that and takes it over; on another machine nobody can know, so the message names host,
-process, time and file, and the user decides.
+If the file system has `flock`, the system releases the lock when its process ends, however it ends. If it has not
+(Lustre mounted without it), the existence of a second file is the lock. That file stays when its process is killed. The
+next process on the same machine sees that the owner has ended and takes the lock over. From another machine this cannot
+be seen, so the message names host, process, time and file, and the user decides.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from typing import Self
 from harness.training.signals import is_alive, start_of_process
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
-PAUSE = 0.2  # seconds between looks at a lock that is waited for
+PAUSE = 0.2  # seconds between two attempts to take a lock
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a lock, as the lock's file says it.
+    """The process that holds a lock, as the lock's file names it.
 
     Attributes:
         host: name of the machine.
-        process: its id there.
-        since: local time with its offset.
-        machine: what tells a boot of a machine, and its view of processes, from all others; empty where not known.
-        started: when the process began, in the system's own count.
+        process: id of the process on that machine.
+        since: local time at which it took the lock, with its offset from UTC.
+        machine: what `machine()` returned there; empty if not known.
+        started: when the process began (`start_of_process`).
     """
 
     host: str
@@ -42,17 +42,17 @@ class Owner:
 
     @classmethod
     def of(cls, process: int) -> "Owner":
-        """A process of this machine, from now on."""
+        """Describe a process of this machine that takes a lock now."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         return cls(os.uname().nodename, process, now, machine(), start_of_process(process))
 
     def text(self) -> str:
-        """As a file holds it."""
+        """Return the content of the lock's file."""
         return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, text: str) -> "Owner | None":
-        """Who `text` names; None if it is the text of an older version."""
+        """Read the content of a lock's file; None if an older version wrote it."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
@@ -60,7 +60,7 @@ class Owner:
 
     @classmethod
     def read(cls, file: Path) -> "Owner | None":
-        """Who wrote a lock's file; None if nobody did, or it is of an older version."""
+        """Return who wrote a lock's file; None if there is no file, or an older version wrote it."""
         try:
             return cls.parse(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, UnicodeDecodeError):
@@ -68,23 +68,26 @@ class Owner:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is known, as it was a process of this machine, that it has ended."""
-        here = self.machine == machine() != "" and self.host == os.uname().nodename
-        return here and not is_alive(self.process, self.started)
+        """Whether this is a process of this machine that has ended; False if that cannot be known."""
+        is_of_this_machine = self.machine == machine() != "" and self.host == os.uname().nodename
+        return is_of_this_machine and not is_alive(self.process, self.started)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
 
 
 class Held(Exception):
-    """Another process holds the lock; the text says which, and what to remove if only the user can know it is gone."""
+    """Another process holds the lock.
+
+    The text names it, and the file to remove if only the user can know that the process has ended.
+    """
 
 
 class Lock:
     """A lock on a path, as a context or by `acquire` and `release`.
 
     Args:
-        path: of its file, in a folder that exists. `<path>-held` is used where the file system has no `flock`.
+        path: the lock's file, in an existing folder. `<path>-held` is used where the file system has no `flock`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,7 +107,7 @@ class Lock:
             has_flock = self._flock(descriptor)
             if not has_flock or self.mark.exists():
                 self._take_mark(keep=not has_flock)
-            with contextlib.suppress(OSError):  # on a full disk the lock holds, and only its message says less
+            with contextlib.suppress(OSError):  # on a full disk the lock works, but does not name its owner
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, Owner.of(os.getpid()).text().encode(), 0)
         except BaseException:
@@ -125,7 +128,15 @@ class Lock:
         return True
 
     def _take_mark(self, keep: bool) -> None:
-        """Be the one that makes the second file; where `keep` is false it only must not be another process's."""
+        """Create the second file, which exactly one process can do.
+
+        Args:
+            keep: False where `flock` is the lock: the second file, which a process without `flock` may hold, is then
+                removed at once.
+
+        Raises:
+            Held: another process has created it.
+        """
         while True:
             try:
                 descriptor = os.open(self.mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -149,11 +160,11 @@ class Lock:
             return
 
     def _remove_mark_of(self, gone: Owner) -> None:
-        """Remove the second file of a process that has ended, and no other's that may have come in its place."""
+        """Remove the second file of a process that has ended, but not one that another process created meanwhile."""
         aside = self.mark.with_name(f".{self.mark.name}-{os.getpid()}")
         with contextlib.suppress(FileNotFoundError, FileExistsError):
             os.rename(self.mark, aside)
-            if Owner.read(aside) != gone:  # another process was faster, and holds the lock now
+            if Owner.read(aside) != gone:  # another process was faster and holds the lock: give its file back
                 os.link(aside, self.mark)
         aside.unlink(missing_ok=True)
 
@@ -162,7 +173,7 @@ class Lock:
         self._marked = False
 
     def release(self) -> None:
-        """Give the lock back, if it is held."""
+        """Release the lock, if it is held."""
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
@@ -187,7 +198,10 @@ class Lock:
 
 
 def machine() -> str:
-    """What tells this boot of this machine, and this container's view of processes, from all others."""
+    """Return text that identifies this boot of this machine and this container's namespace of process ids.
+
+    Two processes with the same text see each other's ids. Empty if the system does not tell.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,4 +1,7 @@
-"""The four programs by name. The harness knows trainers by their names alone, and imports one when it is needed."""
+"""The four programs by name.
+
+The harness knows trainers by name alone and imports a trainer when it is needed, so that nothing here depends on them.
+"""
 
 import importlib
 from typing import Any
@@ -9,6 +12,6 @@ MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dq
 
 
 def program_of(name: str) -> Program[Any]:
-    """The program of a name; its module is imported here, which makes the types of its options known to Hydra."""
+    """Return a program by its name. Importing its module makes the types of its options known to Hydra."""
     program: Program[Any] = importlib.import_module(MODULES[name]).PROGRAM
     return program

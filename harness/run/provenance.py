@@ -23,70 +23,79 @@ from harness.run import NUMERICS
 ALL = "*"
 FIELDS = ("program", "numerics", "commit", "command", "cpu", "precision")
 PRIVATE = re.compile(r"(paths|cache|checkpoint|tracker|progress|hydra)[.=]")  # where and for whom runs are kept
-FOLDERS = re.compile(r"(?<![\w.-])(?:~|[A-Za-z]:)?[/\\](?:[^/\\=,]+[/\\])*")  # of paths from the root or from home
+FOLDERS = re.compile(r"(?<![\w.-])(?:~|[A-Za-z]:)?[/\\](?:[^/\\=,]+[/\\])*")  # the folders of an absolute path
 COMMIT = re.compile(r"[0-9a-f]{40}(-dirty)?")
-OF_A_START = ("time", "command", "step", "earlier")  # what two starts in one environment differ in
+OF_A_START = ("time", "command", "step", "earlier")  # these may differ between two starts in one environment
 Entry = dict[str, Any]
 
 
 def of_process(program: str | None, precision: str = "float32") -> Entry:
-    """The entry of a table that this process computes; `program` is None where nothing is trained."""
-    from harness.run.environment import environment  # here: it imports torch, which figures do not need
+    """Return the entry of a table that this process computes; `program` is None if nothing is trained."""
+    from harness.run.environment import environment  # imported late: it needs torch, which figures do not
 
     numerics = NUMERICS[program] if program else None
     return of_run({"program": program, "numerics": numerics, "precision": precision}, environment())
 
 
-def of_run(identity: Mapping[str, Any], about: Mapping[str, Any], device: str = "cpu") -> Entry:
-    """The entry of a run, from what its identity.json (`run`, and `execution`'s device) and its env.json hold."""
-    command, hardware = about.get("command"), about.get("processor")
+def of_run(identity: Mapping[str, Any], environment: Mapping[str, Any], device: str = "cpu") -> Entry:
+    """Return the entry of a run.
+
+    Args:
+        identity: `run` of its identity.json.
+        environment: one start's environment, of its env.json.
+        device: `execution.device` of its identity.json.
+    """
+    command, hardware = environment.get("command"), environment.get("processor")
     if device == "cuda":
-        hardware = f"{about['gpus'][0]} beside {hardware}"
+        hardware = f"{environment['gpus'][0]} beside {hardware}"
     return {
         "program": identity.get("program"),
         "numerics": identity.get("numerics"),
-        "commit": about.get("git"),
+        "commit": environment.get("git"),
         "command": shown(command) if command else None,
         "cpu": hardware,
         "precision": identity.get("precision", "float32"),
     }
 
 
-def starts(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The environments that an env.json holds, one for each start of its run, oldest first."""
-    newest = {key: value for key, value in about.items() if key != "earlier"}
-    return [*about.get("earlier", []), newest]
+def starts(env_file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the environments in an env.json, one for each start of its run, oldest first."""
+    newest = {key: value for key, value in env_file.items() if key != "earlier"}
+    return [*env_file.get("earlier", []), newest]
 
 
 def without_repeats(environments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Environments of starts, less those that are as the one before; the first of them stays, with the first step."""
-    different: list[Mapping[str, Any]] = []
-    for about in environments:
-        if different and not changes(different[-1], about):
-            first = different[-1]
-            different[-1] = {**first, "step": min(first.get("step", 0), about.get("step", 0))}
+    """Return the environments of starts, with successive equal ones merged into the first, with the smallest `step`."""
+    distinct: list[Mapping[str, Any]] = []
+    for environment in environments:
+        if distinct and not changes(distinct[-1], environment):
+            first = distinct[-1]
+            distinct[-1] = {**first, "step": min(first.get("step", 0), environment.get("step", 0))}
         else:
-            different.append(about)
-    return different
+            distinct.append(environment)
+    return distinct
 
 
-def that_trained(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The environments of an env.json that wrote a run's rows, less those whose rows a later start cut off."""
-    trained: list[Mapping[str, Any]] = []
-    for start in starts(about):
-        trained = [other for other in trained if other.get("step", 0) < start.get("step", 0)]
-        trained.append(start)
-    return trained
+def environments_of_rows(env_file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the environments of an env.json in which the run's rows were trained, oldest first.
+
+    A start removes the rows from its step on, so earlier starts that began there or later have left no rows.
+    """
+    with_rows: list[Mapping[str, Any]] = []
+    for start in starts(env_file):
+        with_rows = [earlier for earlier in with_rows if earlier.get("step", 0) < start.get("step", 0)]
+        with_rows.append(start)
+    return with_rows
 
 
-def changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """In which parts two environments differ, such as `git 1a2c3d4 -> 5e6f7a8`; empty if they are alike."""
+def changes(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> str:
+    """Return how two environments differ, such as `git 1a2c3d4 -> 5e6f7a8`; empty if they are alike."""
 
-    def parts(about: Mapping[str, Any]) -> dict[str, Any]:
-        plain = {key: value for key, value in about.items() if key not in OF_A_START}
+    def parts(environment: Mapping[str, Any]) -> dict[str, Any]:
+        plain = {key: value for key, value in environment.items() if key not in OF_A_START}
         return plain | dict(plain.pop("packages", None) or {})
 
-    before, after = parts(one), parts(other)
+    before, after = parts(earlier), parts(later)
     return ", ".join(
         f"{key} {_short(before.get(key))} -> {_short(after.get(key))}"
         for key in {**before, **after}
@@ -95,59 +104,63 @@ def changes(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
+    """Return a value as text, with a commit cut to seven digits."""
     text = "unknown" if value is None else str(value)
     return text[:7] + text[40:] if COMMIT.fullmatch(text) else text
 
 
 def of_folders(folders: Iterable[Path]) -> Entry:
-    """The common entry of run folders."""
+    """Return the common entry of run folders."""
     entries = []
     for folder in folders:
-        identity, about = (json.loads((folder / name).read_text()) for name in ("identity.json", "env.json"))
+        identity = json.loads((folder / "identity.json").read_text())
+        env_file = json.loads((folder / "env.json").read_text())
         device = identity["execution"].get("device", "cpu")
-        entries += [of_run(identity["run"], environment, device) for environment in that_trained(about)]
+        entries += [of_run(identity["run"], environment, device) for environment in environments_of_rows(env_file)]
     return joined(entries)
 
 
 def joined(entries: Sequence[Entry]) -> Entry:
-    """One entry for several; what differs becomes a list."""
-    found: Entry = {}
+    """Return one entry for several; a field in which they differ becomes a list of the distinct values."""
+    common: Entry = {}
     for field in FIELDS:
-        values: list[Any] = []
+        distinct: list[Any] = []
         for entry in entries:
             value = entry.get(field)
-            values += [one for one in (value if isinstance(value, list) else [value]) if one not in values]
-        found[field] = values[0] if len(values) == 1 else values
-    return found
+            for element in value if isinstance(value, list) else [value]:
+                if element not in distinct:
+                    distinct.append(element)
+        common[field] = distinct[0] if len(distinct) == 1 else distinct
+    return common
 
 
 def shown(command: Sequence[str]) -> str:
-    """A command line without the options that say where runs are kept, and without the folders of absolute paths."""
+    """Return a command line without options that say where runs are kept, and without folders of absolute paths."""
     return shlex.join(FOLDERS.sub("", argument) for argument in command if not PRIVATE.match(argument))
 
 
 def file_of(table: Path) -> Path:
-    """The file beside a table."""
+    """Return the path of a table's provenance file, which lies beside it."""
     return table.with_suffix(".provenance.json")
 
 
 def read(table: Path) -> dict[str, Entry]:
-    """The entries of a table by part; none if it has no file."""
+    """Return the entries of a table by part; empty if it has no provenance file."""
     file = file_of(table)
-    found: dict[str, Entry] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
+    entries: dict[str, Entry] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return entries
 
 
 def write(table: Path, entry: Entry, part: str = ALL, more: bool = False) -> None:
-    """Put an entry beside a table.
+    """Write an entry into a table's provenance file.
 
     Args:
         table: the csv file.
-        entry: of the rows that were just written.
-        part: which rows of the table; those of all others keep their entries.
-        more: the rows were added to those that the part had, so that both entries hold.
+        entry: says where the rows that were just written come from.
+        part: the part of the table that these rows are; other parts keep their entries.
+        more: whether the rows were added to older rows of the part, so that the older entry still holds too.
     """
-    from harness.run.checkpoint import write_atomically  # here: it imports torch, which figures do not need
+    from harness.run.checkpoint import write_atomically  # imported late: it needs torch, which figures do not
 
     entries = {} if part == ALL and not more else read(table)
     if more and part in entries:

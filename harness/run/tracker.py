@@ -18,13 +18,13 @@ class Tracker:
     """Mirrors nothing: `tracker=none`, and the interface of all trackers."""
 
     def start(self, folder: Path, config: dict[str, Any]) -> None:
-        """The run starts (or resumes) in `folder`."""
+        """Note that the run starts, or resumes, in `folder`; `config` is its identity."""
 
     def log(self, row: dict[str, Any]) -> None:
-        """One row was written to metrics.jsonl."""
+        """Note that a row was written to metrics.jsonl."""
 
     def finish(self) -> None:
-        """The process leaves the run, done (its folder holds `DONE`) or not."""
+        """Note that the process leaves the run; the folder holds `DONE` if the run is finished."""
 
 
 class Wandb(Tracker):
@@ -35,7 +35,7 @@ class Wandb(Tracker):
     is lost, as the run folder holds everything.
 
     Args:
-        mode: offline or online.
+        mode: offline writes wandb's files into the run folder, online sends them.
         project: wandb project.
         entity: wandb team or user; None: wandb's default.
         patience: seconds to wait at the end for the last rows.
@@ -53,7 +53,7 @@ class Wandb(Tracker):
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, folder: Path, config: dict[str, Any]) -> None:
-        order = {
+        request = {
             "folder": str(folder.absolute()),
             "config": config,
             "mode": self.mode,
@@ -62,16 +62,16 @@ class Wandb(Tracker):
         }
         try:
             self._process = subprocess.Popen(
-                # By its path: `-m` would import the package, and so torch, at three times the cost.
+                # Started by its path: `-m` would import the package, and so torch, which takes three times as long.
                 [sys.executable, "-P", str(Path(__file__).with_name("wandb_mirror.py"))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for training, which then stops the mirror
+                start_new_session=True,  # Ctrl-C reaches training alone, which then stops the mirror
             )
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
         except OSError as error:
             self._give_up(str(error))
@@ -84,7 +84,7 @@ class Wandb(Tracker):
         if self._process is None:
             return
         try:
-            self._process.communicate(timeout=self.patience)  # the end of its input: it takes what is left and exits
+            self._process.communicate(timeout=self.patience)  # closes its input: it mirrors the last rows and exits
         except subprocess.TimeoutExpired:
             self._give_up(f"no answer within {self.patience:g} s")
         else:
@@ -93,7 +93,7 @@ class Wandb(Tracker):
         self._process = None
 
     def _give_up(self, why: str = "") -> None:
-        """Warn once, and leave no process behind."""
+        """Log a warning with the reason, and end the mirror's process and its children."""
         if self._process is not None:
             for child in _children(self._process.pid):
                 os.kill(child, signal.SIGKILL)
@@ -105,7 +105,7 @@ class Wandb(Tracker):
 
 
 def _children(process: int) -> list[int]:
-    """Processes that a process has started: wandb's service, which may be the one that hangs (known on Linux only)."""
+    """Return the ids of a process's children, on Linux: wandb's service, which may be what hangs."""
     try:
         return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
     except OSError:

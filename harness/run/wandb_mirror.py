@@ -13,45 +13,50 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PAUSE = 1.0  # seconds between looks at the file
+PAUSE = 1.0  # seconds between two reads of the file
 
 
 def main() -> None:
-    """Mirror one run; an error is one line on the standard output."""
+    """Mirror one run; an error is printed as one line on the standard output."""
     report, quiet = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # wandb may print
+    os.dup2(quiet, 1)  # wandb may print, and the standard output is for the error alone
     try:
         mirror(json.loads(sys.stdin.readline()))
-    except BaseException as error:  # wandb raises its own and SystemExit
-        words = str(error).strip().split("\n")[0]
-        os.write(report, f"{type(error).__name__}: {words}\n".encode())
+    except BaseException as error:  # wandb raises its own errors, and SystemExit
+        first_line = str(error).strip().split("\n")[0]
+        os.write(report, f"{type(error).__name__}: {first_line}\n".encode())
         children = Path(f"/proc/self/task/{os.getpid()}/children")
         for service in children.read_text().split() if children.exists() else []:
-            os.kill(int(service), signal.SIGKILL)  # wandb's, which may hang
+            os.kill(int(service), signal.SIGKILL)  # wandb's service, which may hang
         os._exit(1)  # wandb's exit hooks would wait for it
 
 
-def mirror(order: dict[str, Any]) -> None:
-    """Log existing and new rows, until the input ends."""
+def mirror(request: dict[str, Any]) -> None:
+    """Log existing and new rows to wandb until the input ends.
+
+    Args:
+        request: folder, config, mode, project and entity, as `harness.run.tracker.Wandb` sends them.
+    """
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.pop("WANDB_SERVICE", None)  # another run's service, which may end or hang before this one
     import wandb
 
-    folder = Path(order["folder"])
+    folder = Path(request["folder"])
     # A settings object, since keyword names of wandb.init come and go between releases.
     settings = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
     run = wandb.init(
-        project=order["project"],
-        entity=order["entity"],
+        project=request["project"],
+        entity=request["entity"],
         id=folder.name[-64:],
         name=folder.name,
         dir=str(folder),
-        config=order["config"],
-        mode="online" if order["mode"] == "online" else "offline",
-        resume="allow" if order["mode"] == "online" else None,
+        config=request["config"],
+        mode="online" if request["mode"] == "online" else "offline",
+        resume="allow" if request["mode"] == "online" else None,
         settings=settings,
     )
-    run.define_metric("*", step_metric="step")  # wandb's own count is that of the rows: a boundary has a step's second
+    # wandb counts rows, since two rows may have the same step (a boundary's row and the one before it).
+    run.define_metric("*", step_metric="step")
     for number, row in enumerate(rows(folder / "metrics.jsonl"), 1):
         run.log(row, step=number)
     if (folder / "DONE").exists():
@@ -61,19 +66,20 @@ def mirror(order: dict[str, Any]) -> None:
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete lines of a growing file, until the input of this process ends."""
+    """Yield the complete lines of a growing file as rows, until the input of this process ends."""
     position, ended = 0, False
     while True:
         if path.exists():
             with open(path, "rb") as file:
                 file.seek(position)
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]  # the rest is being written
-            position += len(whole)
-            yield from (json.loads(line) for line in whole.splitlines())
+            complete_lines = data[: data.rfind(b"\n") + 1]  # the rest is being written
+            position += len(complete_lines)
+            for line in complete_lines.splitlines():
+                yield json.loads(line)
         if ended:
             return
-        ended = bool(select.select([sys.stdin], [], [], PAUSE)[0])  # only the end of the input comes
+        ended = bool(select.select([sys.stdin], [], [], PAUSE)[0])  # readable only at its end, as nothing more is sent
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Processes of this machine that do one call after another: for `hydra/launcher=cores` and for `run_jobs`.
+"""Worker processes of this machine that run one call after another, for `hydra/launcher=cores` and for `run_jobs`.
 
-A worker that is killed costs the call that it was doing and nothing else: another worker takes its place. Workers leave
-with their driver, whatever ends it: asked by a signal, where the driver has time for one, and else since each of them
-looks whether its driver is there. One that trains writes a checkpoint first.
+If a worker is killed, the call that it was running is lost and nothing else: another worker takes its place. Workers
+leave when their driver (the process that started them) ends. The driver sends them a signal if it has time for that,
+and each worker also watches whether its driver is alive. A worker that trains writes a checkpoint first.
 """
 
 import contextlib
@@ -21,13 +21,13 @@ from harness.config.errors import ConfigError
 from harness.training.signals import EXIT_PREEMPTED, exit_on_signals, leave_with, start_of_process
 
 Call = TypeVar("Call")
-NO_MORE = None  # in place of a call
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+NO_MORE_CALLS = None  # sent in place of a call: the worker leaves
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of what a call returns: its worker ended under way.
+    """Takes the place of a call's result if its worker ended before it returned.
 
     Attributes:
         code: the worker's exit code, negative if a signal ended it.
@@ -44,11 +44,11 @@ class Lost:
 
 
 class Worker:
-    """A process that does calls, and the driver's end of the pipe to it.
+    """A process that runs calls, and the driver's end of the pipe to it.
 
     Args:
-        imports_main: whether it imports the driver's main program, as `multiprocessing` does; else calls must name
-            everything by its module, and joblib's kind of process is started.
+        imports_main: whether the worker imports the driver's main program, as `multiprocessing` does by default. If
+            not, a process of joblib's loky is started, and calls can only refer to functions and classes of modules.
     """
 
     def __init__(self, imports_main: bool) -> None:
@@ -60,15 +60,15 @@ class Worker:
         theirs.close()
 
     def send(self, call: Any) -> bool:
-        """Give it a call; False if it has ended meanwhile."""
+        """Send the worker a call; return False if the worker has ended meanwhile."""
         try:
             self.connection.send(call)
         except OSError:
             return False
         return True
 
-    def take(self) -> Any:
-        """What its call has returned, or `Lost`."""
+    def receive(self) -> Any:
+        """Wait for the result of the worker's call and return it, or `Lost` if the worker has ended."""
         try:
             return self.connection.recv()
         except (EOFError, OSError):
@@ -77,11 +77,11 @@ class Worker:
 
 
 class Workers:
-    """Up to so many workers, which are started as they are needed and stay for further calls.
+    """A pool of worker processes, which are started when they are needed and stay for further calls.
 
     Args:
-        number: of processes.
-        threads: of each of them where it does not set their number itself; None: as the environment has it, else one.
+        number: the most workers at once.
+        threads: threads of each worker, unless the environment variables or the call set their number; None: one.
         imports_main: see `Worker`.
     """
 
@@ -91,36 +91,39 @@ class Workers:
         self._busy: list[Worker] = []
 
     def map(self, function: Callable[[Call], Any], calls: Iterable[Call]) -> Iterator[tuple[Call, Any]]:
-        """Do calls side by side, and yield each with what it returned, or with `Lost`, as it ends.
+        """Run `function(call)` for all calls in parallel, and yield (call, result) as each one ends.
 
         Args:
-            function: one that a module names, which raises nothing.
-            calls: taken one by one, as workers become free.
+            function: a function of a module, which raises no exception.
+            calls: the arguments; the next one is taken when a worker is free.
+
+        Yields:
+            The call and its result; `Lost` if its worker was killed.
 
         Raises:
-            SystemExit: Ctrl-C; the workers have left.
+            SystemExit: after Ctrl-C, once the workers have left.
         """
         exit_on_signals()
-        waiting, doing = iter(calls), dict[connection.Connection, tuple[Worker, Call]]()
+        waiting, running = iter(calls), dict[connection.Connection, tuple[Worker, Call]]()
         try:
             while True:
-                while len(doing) < self.number:
+                while len(running) < self.number:
                     for call in waiting:
                         worker = self._give((function, call))
-                        doing[worker.connection] = worker, call
+                        running[worker.connection] = worker, call
                         break
                     else:
                         break
-                if not doing:
+                if not running:
                     return
-                for ready in connection.wait(list(doing)):
+                for ready in connection.wait(list(running)):
                     assert isinstance(ready, connection.Connection)
-                    worker, call = doing.pop(ready)
-                    answer = worker.take()
+                    worker, call = running.pop(ready)
+                    result = worker.receive()
                     self._busy.remove(worker)
-                    if not isinstance(answer, Lost):
+                    if not isinstance(result, Lost):
                         self._idle.append(worker)
-                    yield call, answer
+                    yield call, result
         except KeyboardInterrupt:
             self.stop()
             raise SystemExit(EXIT_PREEMPTED) from None
@@ -129,7 +132,7 @@ class Workers:
             raise
 
     def _give(self, call: Any) -> Worker:
-        """A worker that does this call."""
+        """Send a call to an idle worker, or to a new one, and return the worker."""
         while True:
             worker = self._idle.pop() if self._idle else self._start()
             if worker.send(call):
@@ -137,8 +140,8 @@ class Workers:
                 return worker
 
     def _start(self) -> Worker:
-        """A new worker, whose libraries read the number of their threads when they are imported."""
-        threads = {name: str(self.threads or 1) for name in THREADS if name not in os.environ}
+        """Start a worker. Its number of threads is set by environment variables, which libraries read when imported."""
+        threads = {name: str(self.threads or 1) for name in THREAD_VARIABLES if name not in os.environ}
         os.environ.update(threads)
         try:
             return Worker(self.imports_main)
@@ -147,10 +150,10 @@ class Workers:
                 del os.environ[name]
 
     def stop(self) -> None:
-        """Let the workers write checkpoints and leave; a second Ctrl-C ends them at once."""
+        """Make the workers write checkpoints and leave, and wait for them; a second Ctrl-C kills them at once."""
         workers, self._idle, self._busy = [*self._idle, *self._busy], [], []
         for worker in workers:
-            worker.send(NO_MORE)
+            worker.send(NO_MORE_CALLS)
             worker.process.terminate()
         try:
             for worker in workers:
@@ -161,23 +164,23 @@ class Workers:
             os._exit(130)
 
     def close(self) -> None:
-        """Let the workers, which do nothing, leave."""
+        """Make the idle workers leave, and wait for them; no call may be running."""
         for worker in self._idle:
-            worker.send(NO_MORE)
+            worker.send(NO_MORE_CALLS)
         for worker in self._idle:
             worker.process.join()
         self._idle = []
 
 
 def number_of_workers(option: str, wanted: int) -> tuple[int, int]:
-    """How many workers an option asks for, and the cores that each of them has.
+    """Return how many workers an option asks for, and the number of cores for each of them.
 
     Args:
-        option: its name, for the message.
-        wanted: how many; -1: as many as this process has cores, -2: one fewer, and so on.
+        option: name of the option, for the message.
+        wanted: its value: a number; or -1 for as many as this process has cores, -2 for one fewer, and so on.
 
     Raises:
-        ConfigError: it is no such number.
+        ConfigError: the value is 0 or no whole number.
     """
     cores = joblib.cpu_count()
     if not isinstance(wanted, int) or wanted == 0:
@@ -187,14 +190,20 @@ def number_of_workers(option: str, wanted: int) -> tuple[int, int]:
 
 
 def work(pipe: connection.Connection, driver: int, started: str) -> None:
-    """In a worker: do calls until there are no more, or the driver is gone.
+    """Run calls in a worker process until there are no more, or the driver has ended.
 
-    Ctrl-C, which a terminal sends to all processes, is left to the driver while the worker does not train.
+    A terminal sends Ctrl-C to all processes. While it does not train, the worker ignores it and leaves it to the
+    driver.
+
+    Args:
+        pipe: the worker's end of the pipe.
+        driver: process id of the driver.
+        started: what `start_of_process` returned for the driver.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     exit_on_signals()
     leave_with(driver, started)
     with contextlib.suppress(EOFError, OSError):
-        while (asked := pipe.recv()) is not NO_MORE:
-            function, call = asked
+        while (message := pipe.recv()) is not NO_MORE_CALLS:
+            function, call = message
             pipe.send(function(call))

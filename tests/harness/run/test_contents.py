@@ -15,7 +15,7 @@ from torch import nn
 
 from harness.config.errors import ConfigError
 from harness.run import contents
-from harness.run.contents import digest_of, remembered, with_contents
+from harness.run.contents import cached_digest, digest_of, with_contents
 from harness.run.execute import new_run
 from harness.run.identity import identity, without
 from harness.run.programs import program_of
@@ -179,7 +179,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
         file.write_bytes(b"bb")
         return "0" * 64
 
-    remembered(memory, [file], slow)
+    cached_digest(memory, [file], slow)
     assert not memory.exists()
 
 
