@@ -33,11 +33,12 @@ from fire_core.split_muon import (
     numberless,
     outside_layers,
 )
+from fire_core.text_table import text_table
 from fire_core.weights.describe import says_fused
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.masters import find_masters
-from fire_core.weights.matrices import Matrices, aligned, matrices
+from fire_core.weights.matrices import Matrices, matrices
 from fire_core.weights.optimizers import held_optimizers, is_optimizer, parameters_of
 from fire_core.weights.overlap import overlapping
 from fire_core.weights.topology import clean_name, is_named_table
@@ -118,7 +119,7 @@ class MuonReport:
             label = several[0].name if len(several) == 1 else f"{pattern} ({len(several)})"
             rows.append((rank, label, message))
             lines.setdefault(several[0].line, []).append(label)
-        table = aligned(("rank", "parameter", "what is wrong"), rows)
+        table = text_table(("rank", "parameter", "what is wrong"), rows)
         mend = [textwrap.fill(f"{listed(labels)}:", WIDTH) + f"\n    {line}" for line, labels in lines.items()]
         return "\n".join([first, "", table, "", "The lines that mend it:", *mend])
 

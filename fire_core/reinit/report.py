@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from fire_core.text_table import text_table
 from fire_core.weights.layout import listed
-from fire_core.weights.matrices import aligned
 
 WIDTH = 120  # columns of the text below a printed table
 # Default of `Report.success`. Half of it is about how far a singular value may be from its target, relative to it.
@@ -146,7 +146,7 @@ class Report:
         return bool(projected) and all(row.deviation <= tolerance for row in projected)
 
     def __str__(self) -> str:
-        table = aligned(HEAD, map(_cells, self.rows))
+        table = text_table(HEAD, map(_cells, self.rows))
         lines = [*_summary(self), *_kept_lines(self), *(f"warning: {warning}" for warning in self.warnings)]
         wrapped = (textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
         return "\n".join([table, *[LEGEND] * bool(self.rows), *wrapped])

@@ -31,9 +31,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import polar_factor, solve
 from fire_core.polar.options import NORM_INITS, SOLVERS, PolarOptions
-from fire_core.tools.audit import ONLY, matrices_of, read_cuts
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, add_model, at_least
+from fire_core.tools.command import Parser, at_least
+from fire_core.tools.reader import add_choice, matrices_of, read_cuts
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#6E6E6E", "#E69F00")  # Okabe and Ito (2008)
@@ -101,15 +101,15 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
     Args:
         path: see `checkpoint.source.load`.
         limit: how many matrices of each shape.
-        choice: options of `audit.read_cuts`.
+        choice: options of `reader.read_cuts`.
 
     Raises:
         CheckpointError: the checkpoint cannot be used, holds no matrices, or a NaN or Inf in one.
     """
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     cuts = read_cuts(path, **choice)
-    for one in cuts.cuts:
-        for name, matrices, _ in matrices_of(one, cuts.named):
+    for weight_cut in cuts.cuts:
+        for name, matrices, _ in matrices_of(weight_cut, cuts.named):
             if not bool(matrices.isfinite().all()):
                 raise CheckpointError(f"{path}: NaN or Inf in {name}")
             by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
@@ -262,8 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--size", type=at_least(2), nargs="+", default=[256], help="n of the random families")
-    add_model(parser)
-    parser.add_argument("--only", metavar="PATTERN", help=ONLY)
+    add_choice(parser)
     parser.add_argument("--draws", type=at_least(1), default=8, help="matrices of each family")
     parser.add_argument("--limit", type=at_least(1), default=6, help="matrices of each shape in a checkpoint")
     parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS)

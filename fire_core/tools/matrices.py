@@ -15,17 +15,17 @@ import importlib
 import json
 import sys
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.tools.audit import ONLY, matrices_of, read_cuts
+from fire_core.text_table import text_table
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, add_model, progress
+from fire_core.tools.command import Parser, progress
+from fire_core.tools.reader import add_choice, chosen, matrices_of, read_cuts
 from fire_core.tools.spectra import singular_values
-from fire_core.weights.matrices import COLUMNS, aligned, cells, described, matrices
+from fire_core.weights.matrices import COLUMNS, cells, described, matrices
 
 # The fields of `described` for a tensor of a checkpoint whose model is not known: one matrix, or a stack of them.
 UNKNOWN = {
@@ -66,15 +66,12 @@ def of_model(spec: str, only: str | None = None, **options: Any) -> tuple[list[d
         raise CheckpointError(f"{spec}: {type(error).__name__}: {said}") from None
     if not isinstance(model, nn.Module):
         raise CheckpointError(f"{spec}: gives a {type(model).__name__}, no torch.nn.Module")
-    found = matrices(model, **options)
-    chosen = [entry for entry in found if only is None or fnmatchcase(entry.name, only)]
-    if only is not None and not chosen:
-        raise CheckpointError(f"--only={only}: no name matches; there are {', '.join(e.name for e in found[:6])}, ...")
+    entries = matrices(model, **options)
     rows = [
         described(entry) | (extremes(entry.read()) if entry.parameter.device.type != "meta" else {})
-        for entry in progress(chosen, "weights")
+        for entry in progress(chosen(only, entries), "weights")
     ]
-    return rows, [*found.warnings, *found.unread]
+    return rows, [*entries.warnings, *entries.unread]
 
 
 def of_checkpoint(
@@ -87,9 +84,9 @@ def of_checkpoint(
     """
     cuts = read_cuts(path, model, only, **options)
     rows = []
-    for one in progress(cuts.cuts, "weights"):
-        entries = {entry.label: entry for entry in one.entries}
-        for label, values, _ in matrices_of(one, cuts.named):
+    for weight_cut in progress(cuts.cuts, "weights"):
+        entries = {entry.label: entry for entry in weight_cut.entries}
+        for label, values, _ in matrices_of(weight_cut, cuts.named):
             if (entry := entries.get(label)) is not None and not cuts.named:
                 row = described(entry)
             else:
@@ -117,9 +114,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line; 0, or 2 with one line on stderr for what cannot be used."""
     parser = Parser(prog="fire matrices", description=__doc__.split("\n")[0])
     parser.add_argument("model_or_path", metavar="PATH", help="a transformers folder, a file, or module:callable")
-    parser.add_argument("--only", metavar="PATTERN", help=ONLY)
-    parser.add_argument("--json", action="store_true", help="a JSON object with matrices and notes")
-    add_model(parser)
+    add_choice(parser)
+    parser.add_argument("--json", action="store_true", help="a JSON object instead of the table")
     given = parser.parse_args(arguments)
     options = {"blocks": dict(given.blocks), "transposed": given.transposed}
     where = given.model_or_path
@@ -136,6 +132,6 @@ def main(arguments: list[str] | None = None) -> int:
     if given.json:
         print(json.dumps({"matrices": rows, "notes": notes}, indent=1))
     else:
-        print(aligned((*COLUMNS, "largest", "smallest"), lines(rows)))
-        print(*(f"note: {note}" for note in notes), sep="\n", end="\n" * bool(notes))
+        table = text_table((*COLUMNS, "largest", "smallest"), lines(rows))
+        print(table, *(f"note: {note}" for note in notes), sep="\n")
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
+from fire_core.text_table import text_table
 from fire_core.weights.entry import Entries, Entry
 from fire_core.weights.layout import resolve
 from fire_core.weights.topology import unwrap, uses_of
@@ -68,7 +69,7 @@ class Matrices(Entries):
         return [described(entry) for entry in self]
 
     def __str__(self) -> str:
-        return "\n".join([aligned(COLUMNS, map(cells, self.rows())), *self.warnings, *self.unread])
+        return "\n".join([text_table(COLUMNS, map(cells, self.rows())), *self.warnings, *self.unread])
 
 
 SCHEMA, VERSION = "fire.matrices", 1  # of `to_json`; the version rises when a field goes or means something else
@@ -100,13 +101,6 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     label = f"{row['name']}[{row['block']}]" if row["block"] else row["name"]
     stored = "(d_in, d_out)" if row["transposed"] else ""
     return label, row["role"], f"{row['shape'][0]} x {row['shape'][1]}", str(row["count"]), rows, stored
-
-
-def aligned(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A table of text with columns of one width."""
-    table = [head, *lines]
-    widths = [max(len(line[i]) for line in table) for i in range(len(head))]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in table)
 
 
 def matrices(model: nn.Module, **options: Any) -> Matrices:

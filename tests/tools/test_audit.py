@@ -12,6 +12,7 @@ from torch import nn
 
 from fire_core import dfi, fire_, resolve
 from fire_core.tools import audit, fire
+from fire_core.tools.reader import read_cuts
 from fire_core.tools.spectra import Finding
 from tests.tools.tiny import MODELS, loaded, saved
 
@@ -19,7 +20,7 @@ from tests.tools.tiny import MODELS, loaded, saved
 def findings_of(tensors: dict[str, torch.Tensor], folder: Path) -> dict[str, Finding]:
     """What the audit of a file of these tensors finds."""
     torch.save(tensors, folder / "tensors.pt")
-    return {found.name: found for found in audit.examine(audit.read_cuts(folder / "tensors.pt"))[0]}
+    return {found.name: found for found in audit.examine(read_cuts(folder / "tensors.pt"))[0]}
 
 
 def weights() -> dict[str, torch.Tensor]:
@@ -59,7 +60,7 @@ def test_numbers_are_those_of_the_definitions(tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_folder_is_cut_as_fire_cuts_the_loaded_model(name, tmp_path):
     folder = saved(name, tmp_path / "model")
-    cuts = audit.read_cuts(folder)
+    cuts = read_cuts(folder)
     findings, refused = audit.examine(cuts)
     entries = [entry for entry in resolve(loaded(name, folder)) if entry.kind not in ("vector", "locked")]
     assert sorted(found.shape for found in findings) == sorted(entry.shape for entry in entries)
@@ -72,7 +73,7 @@ def test_a_folder_is_cut_as_fire_cuts_the_loaded_model(name, tmp_path):
 
 def test_not_finite_weights_are_named(tmp_path):
     torch.save({"a.weight": torch.full((3, 3), float("nan")), "b.weight": torch.eye(3)}, tmp_path / "a.pt")
-    findings, refused = audit.examine(audit.read_cuts(tmp_path / "a.pt"))
+    findings, refused = audit.examine(read_cuts(tmp_path / "a.pt"))
     assert [f.name for f in findings] == ["b.weight"]
     assert refused == ["a.weight: holds NaN or Inf"]
 
@@ -160,7 +161,20 @@ def test_of_a_run_of_this_project_the_trained_networks_are_examined(tmp_path: Pa
     network = torch.nn.Linear(8, 6)
     others = {"init": {"q": network.state_dict()}, "targets": {"q": network.state_dict()}, "ended": torch.ones(9, 2)}
     torch.save({"state": {"trainer": {"modules": {"q": network.state_dict()}, **others}}}, tmp_path / "step.pt")
-    findings, _ = audit.examine(audit.read_cuts(tmp_path / "step.pt"))
+    findings, _ = audit.examine(read_cuts(tmp_path / "step.pt"))
     assert [found.name for found in findings] == ["q.weight"]
-    findings, _ = audit.examine(audit.read_cuts(tmp_path / "step.pt", only="*.init.*"))
+    findings, _ = audit.examine(read_cuts(tmp_path / "step.pt", only="*.init.*"))
     assert [found.name for found in findings] == ["state.trainer.init.q.weight"]
+
+
+@pytest.mark.parametrize("command", ["audit", "matrices"])
+def test_a_pattern_that_no_name_matches_is_refused_with_the_names(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save({"a.weight": torch.eye(3), "b.weight": torch.eye(3)}, tmp_path / "a.pt")
+    assert fire.main([command, str(tmp_path / "a.pt"), "--only", "c.*"]) == 2
+    assert capsys.readouterr().err == "--only=c.*: no name matches; there are a.weight, b.weight, ...\n"
+    assert fire.main([command, str(tmp_path / "a.pt"), "--only", "b.*"]) == 0
+    out = capsys.readouterr().out
+    assert "b.weight" in out
+    assert "a.weight" not in out

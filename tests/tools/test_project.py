@@ -18,6 +18,7 @@ from fire_core.tools import audit
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
+from fire_core.tools.reader import read_cuts
 from tests.tools.tiny import MODELS, loaded, saved
 from tests.zygote import Zygote
 
@@ -126,7 +127,7 @@ def test_declared_blocks_are_cut_without_a_model(tmp_path: Path, capsys: pytest.
         U, _, Vh = torch.linalg.svd(before, full_matrices=False)
         torch.testing.assert_close(now, (before.shape[0] / 8) ** 0.5 * U @ Vh, atol=1e-5, rtol=0)
     assert torch.equal(new["c.qkv.weight"], qkv)
-    cuts = audit.read_cuts(tmp_path / "out.pt", blocks=dict(map(blocks_of, blocks)), transposed=[transposed])
+    cuts = read_cuts(tmp_path / "out.pt", blocks=dict(map(blocks_of, blocks)), transposed=[transposed])
     seen = {finding.name: finding for finding in audit.examine(cuts)[0]}
     for name in ("a.qkv.weight[q]", "a.qkv.weight[k]", "a.qkv.weight[v]", "b.c_attn.weight[0]"):
         assert seen[name].condition == pytest.approx(1, abs=1e-3)
