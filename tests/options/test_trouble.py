@@ -98,19 +98,19 @@ VISION = {
 }
 LANGUAGE = {
     "benchmark=warm_start": "benchmark=warm_start is not for language; accepted: continual_pretraining",
-    "benchmark.passes=[9,1]": "benchmark.passes has no effect beside benchmark.iterations=[24, 24]: set that to null",
+    "benchmark=continual_pretraining benchmark.passes=[9,1]": "benchmark.passes has no effect beside benchmark.iterations=[24, 24]: set that to null",
     "benchmark=domains dataset=pydoc_stdlib dataset.replay=0.5": (
         "dataset.replay has no effect with benchmark=domains, which has no pair of corpora to mix"
     ),
-    "benchmark.start=scratch method=upgd lr=0.1": UPGD,
-    "benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
+    "benchmark=continual_pretraining benchmark.start=scratch method=upgd lr=0.1": UPGD,
+    "benchmark=continual_pretraining benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
     "experiment=continual_minatar benchmark.boundaries=hidden method=upgd lr=0.1": UPGD,
     "env=cartpole eval.episodes=1 eval.steps=9": "eval.steps has no effect beside eval.episodes=1",
     "experiment=continual_cartpole midpoint=9": "midpoint has no effect in a stream of tasks",
     "experiment=continual_cartpole benchmark.boundaries=hidden boundary.target=keep": "boundary.target has no effect",
-    "method=fire trigger=every boundary.replay=new": "boundary.replay has no effect where boundaries restart nothing",
+    "env=cartpole method=fire trigger=every boundary.replay=new": "boundary.replay has no effect where boundaries restart nothing",
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
