@@ -96,21 +96,26 @@ VISION = {
     "--cfg=abc": "argument --cfg/-c: invalid choice: 'abc'",
     "-m seed=range(0)": "-m starts nothing: an option has no value (seed=range(0))",
 }
+PAIR = "benchmark=continual_pretraining"  # of corpora; the program's own benchmark is another
 LANGUAGE = {
     "benchmark=warm_start": "benchmark=warm_start is not for language; accepted: continual_pretraining",
-    "benchmark=continual_pretraining benchmark.passes=[9,1]": "benchmark.passes has no effect beside benchmark.iterations=[24, 24]: set that to null",
+    f"{PAIR} benchmark.passes=[9,1]": (
+        "benchmark.passes has no effect beside benchmark.iterations=[24, 24]: set that to null"
+    ),
     "benchmark=domains dataset=pydoc_stdlib dataset.replay=0.5": (
         "dataset.replay has no effect with benchmark=domains, which has no pair of corpora to mix"
     ),
-    "benchmark=continual_pretraining benchmark.start=scratch method=upgd lr=0.1": UPGD,
-    "benchmark=continual_pretraining benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
+    f"{PAIR} benchmark.start=scratch method=upgd lr=0.1": UPGD,
+    f"{PAIR} benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
     "experiment=continual_minatar benchmark.boundaries=hidden method=upgd lr=0.1": UPGD,
     "env=cartpole eval.episodes=1 eval.steps=9": "eval.steps has no effect beside eval.episodes=1",
     "experiment=continual_cartpole midpoint=9": "midpoint has no effect in a stream of tasks",
     "experiment=continual_cartpole benchmark.boundaries=hidden boundary.target=keep": "boundary.target has no effect",
-    "env=cartpole method=fire trigger=every boundary.replay=new": "boundary.replay has no effect where boundaries restart nothing",
+    "env=cartpole method=fire trigger=every boundary.replay=new": (
+        "boundary.replay has no effect where boundaries restart nothing"
+    ),
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
@@ -175,6 +180,7 @@ def test_the_home_folder_and_umlauts_in_quotes(sweep: tuple[str, ...], tmp_path:
         "batch_size=1",  # one image works without batch norm
         "method=fire method.blend=0.5 method.solver=exact",
         "method=fire method.solver=exact method.iterations=10",  # the default, as in a sweep, is no idle option
+        "method=muon lr=0.01 optimizer=adamw optimizer.betas=[0.8,0.9]",  # Adam beside Muon reads them
     ],
 )
 def test_accepted(options: str, tmp_path: Path, zygote: Zygote) -> None:
