@@ -83,6 +83,20 @@ def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None =
 list_parts_of_chain()
 
 
+def methods_of(config: DictConfig) -> dict[str, dict[str, Any]]:
+    """Return the options of the method, references followed, by where they stand: `method`, or `method.parts.fire`.
+
+    Of a chain these are the methods that `method.of` names, and no others.
+    """
+    places = ["method"]
+    if "parts" in config.method:
+        places = [f"method.parts.{name}" for name in config.method.of.split("+")]
+    options: dict[str, Any] = {}
+    for place in places:
+        options[place] = OmegaConf.to_container(OmegaConf.select(config, place), resolve=True)
+    return options
+
+
 def compose(config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
     """The configuration of a program, whose schema is registered, as its `main` takes it."""
     return without_hydra(compose_with_hydra(config_name, overrides))

@@ -1,8 +1,9 @@
 """A search: the same number of trials for each method, whose runs are jobs side by side."""
 
+import copy
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.methods import Method
 from harness.config.build import build
 from harness.config.errors import ConfigError, near
+from harness.config.groups import methods_of
 from harness.run.identity import digest, identity, without
 from harness.run.jobs import Job, compose, run_jobs
 from harness.tune.space import Dimension, check_space, space_of, trials
@@ -82,7 +84,7 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
         known = read_table(search.table, setting, method, search.seeds)
         for number, point in enumerate(trials(search_space(method, config), search.trials)):
             choice = {option: value for option, value in point.items() if option not in fixed}
-            options = [f"{option}={value}" for option, value in effective(method, config, choice).items()]
+            options = [f"{option}={value}" for option, value in effective(config, choice).items()]
             now = " ".join(options)
             done[method, number] = known.get(number, Trial(setting, method, number, now, ()))
             if (then := done[method, number].options) != now:
@@ -111,33 +113,25 @@ def options_of_method(method: str) -> list[str]:
 
 
 def search_space(method: str, config: DictConfig) -> list[Dimension]:
-    """The learning rate, and the method's own options by their full names; `fire+muon` is a chain.
+    """Return the learning rate, and the method's own options by their full names, of a chain those of each method.
 
     Raises:
         ConfigError: the method's class does not take a value of its space.
     """
     space = [Dimension("lr", (LOWEST * config.lr, HIGHEST * config.lr), "log")]
-    for name, prefix, node in parts_of(method, config):
+    for name, (place, node) in zip(method.split("+"), methods_of(config).items(), strict=True):
         check_space(node, space_of(name))
-        space += [replace(part, option=prefix + part.option) for part in space_of(name)]
+        space += [replace(part, option=f"{place}.{part.option}") for part in space_of(name)]
     return space
 
 
-def parts_of(method: str, config: DictConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Each method of a chain, or the single one: its name, what its options' full names begin with, its options."""
-    for name in method.split("+"):
-        node = config.method.parts[name] if "+" in method else config.method
-        plain: Any = OmegaConf.to_container(node, resolve=True)
-        yield name, f"method.parts.{name}." if "+" in method else "method.", plain
-
-
-def effective(method: str, config: DictConfig, choice: Mapping[str, Any]) -> dict[str, Any]:
-    """A choice of options without those that have no effect beside the others, which a run would refuse."""
-    idle: set[str] = set()
-    for _, prefix, node in parts_of(method, config):
-        chosen = {option.removeprefix(prefix): value for option, value in choice.items() if option.startswith(prefix)}
-        idle |= {prefix + option for option in build("method", node | chosen, Method).idle_options()}
-    return {option: value for option, value in choice.items() if option not in idle}
+def effective(config: DictConfig, choice: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a choice of options without those that have no effect beside the others, which a run would refuse."""
+    chosen = copy.deepcopy(config)
+    for option, value in choice.items():
+        OmegaConf.update(chosen, option, value, force_add=True)
+    idle = build("method", chosen.method, Method).idle_options()
+    return {option: value for option, value in choice.items() if option.removeprefix("method.") not in idle}
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:

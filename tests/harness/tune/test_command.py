@@ -119,9 +119,9 @@ def test_a_trial_leaves_out_what_has_no_effect_beside_its_other_choices() -> Non
         for blend, left in ((1, steps), (0.5, {})):
             options = {f"{prefix}{option}": value for option, value in {**steps, "blend": blend}.items()}
             expected = {"lr": 0.1, f"{prefix}blend": blend} | {f"{prefix}{name}": left[name] for name in left}
-            assert effective(method, config, {"lr": 0.1, **options}) == expected
+            assert effective(config, {"lr": 0.1, **options}) == expected
         assert len(trials(search_space(method, config), 17)) == 17
-    assert effective("base", search.compose("base"), {"lr": 0.1}) == {"lr": 0.1}
+    assert effective(search.compose("base"), {"lr": 0.1}) == {"lr": 0.1}
 
 
 def test_nothing_is_chosen_on_test_images() -> None:
