@@ -1,1 +1,1 @@
-"""A trained run back as modules: `harness.load(folder)`."""
+"""Load a trained run from its folder: `harness.load(folder)`."""

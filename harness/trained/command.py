@@ -14,12 +14,15 @@ EXIT_CONFIG, EXIT_INTERRUPTED = 2, 130
 
 
 def run_command(main: Callable[[str, T], None], options: type[T], usage: str) -> None:
-    """Call `main` with the run folder and the options of the command line; an error is one line.
+    """Call `main` with the run folder and the options of the command line; an error is printed as one line.
 
     Args:
-        main: takes the folder and the options.
-        options: a dataclass, each field with a default and with what it accepts (`fire_core.ranges`).
-        usage: what `--help` prints.
+        main: `main(folder, options)`.
+        options: a dataclass; each field has a default, and its annotation the accepted values (`fire_core.ranges`).
+        usage: the text that `--help` prints.
+
+    Raises:
+        SystemExit: 2 after an error of the user's, 130 after Ctrl-C.
     """
     keep_output()
     words = sys.argv[1:]
@@ -36,10 +39,10 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
 
 
 def read_words(words: Sequence[str], options: type[T]) -> tuple[str, T]:
-    """The run folder, and the options.
+    """Parse the words of the command line into the run folder and the options.
 
     Raises:
-        ConfigError: there is not one folder, or an option is unknown or not accepted.
+        ConfigError: there is no folder or more than one, or an option is unknown, or its value is not accepted.
     """
     hints = get_type_hints(options, include_extras=True)
     folders = [word for word in words if "=" not in word]
@@ -59,10 +62,10 @@ def read_words(words: Sequence[str], options: type[T]) -> tuple[str, T]:
 
 
 def value_of(name: str, text: str, hint: Any) -> Any:
-    """The value that a text stands for, by an option's annotation.
+    """Convert an option's text to the type of its annotation: None, int, float or str, the first that fits.
 
     Raises:
-        ConfigError: the text is no such value.
+        ConfigError: the text fits none of the annotation's types.
     """
     kinds = kinds_of(hint)
     if type(None) in kinds and text == "null":
@@ -79,7 +82,7 @@ def value_of(name: str, text: str, hint: Any) -> Any:
 
 
 def kinds_of(hint: Any) -> set[type]:
-    """The plain types of an annotation: of `Annotated[int | None, ...]` int and None."""
+    """Return the plain types in an annotation: `Annotated[int | None, ...]` has int and NoneType."""
     if hasattr(hint, "__metadata__"):
         return kinds_of(get_args(hint)[0])
     if get_origin(hint) in (types.UnionType, Union):

@@ -1,4 +1,4 @@
-"""A trained run as modules in evaluation mode, with what they need to be used.
+"""Load a trained run: its networks in evaluation mode, their preprocessing and their evaluation.
 
 from harness import load
 
@@ -27,17 +27,16 @@ class Trained:
     """A trained run.
 
     Attributes:
-        program: which trained it: vision, language, dqn or sac.
+        program: the program that trained it: vision, language, dqn or sac.
         config: the run's options.
-        modules: its networks by name, in evaluation mode: `model` (vision, language), `q` (dqn), `actor` and critics
+        modules: the networks by name, in evaluation mode: `model` (vision, language), `q` (dqn), `actor` and critics
             (sac).
-        preprocess: makes a network's input of what the run was given: uint8 images (n, C, H, W), text, observations
-            (n, ...).
+        preprocess: converts raw data to a network's input: uint8 images (n, C, H, W), text, or observations (n, ...).
         evaluate: measures the numbers of the run's last row again: test accuracy, validation loss, greedy return.
         row: the last row that the run has logged.
-        step: of the run, at which these weights were.
-        task: the program's own task, for what is not here.
-        learner: the program's own learner, likewise.
+        step: the run's step at which the weights were saved.
+        task: the program's task, for everything that has no attribute here.
+        learner: the program's learner, likewise.
     """
 
     program: str
@@ -52,23 +51,23 @@ class Trained:
 
     @property
     def model(self) -> nn.Module:
-        """The network that answers: the classifier, the language model, the values of actions, the policy."""
+        """The main network: the classifier, the language model, the Q-network or the actor."""
         return next(iter(self.modules.values()))
 
 
 def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None = None) -> Trained:
-    """The networks of a run as it stands: at its end, or at its newest checkpoint.
+    """Load a run in its newest state: at its end, or at its newest checkpoint.
 
-    No code comes from the folder: what is built is what the names of its choices mean in this installation, its values
-    are checked as options are, and its weights are read with `weights_only`.
+    No code comes from the folder. Only classes that files of this installation's `conf/` (or `config_dir`) name are
+    built, the run's values are checked as options of the command line are, and weights are read with `weights_only`.
 
     Args:
         folder: a run folder, `runs/<program>/<name>`.
-        device: where the networks go: auto, cpu, cuda, cuda:<n> or mps.
-        config_dir: a folder of one's own choices, if the run was made with `--config-dir`.
+        device: the networks' device: auto, cpu, cuda, cuda:<n> or mps.
+        config_dir: the folder of `--config-dir`, if the run was trained with that option.
 
     Raises:
-        ConfigError: it is no run folder, has no checkpoint, is damaged, or does not fit this installation.
+        ConfigError: the folder is no run folder, has no checkpoint, is damaged, or does not fit this installation.
     """
     path = Path(folder).expanduser()
     config = recompose(path, None if config_dir is None else Path(config_dir).expanduser())
@@ -87,10 +86,10 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
 
 
 def newest_state(folder: Path) -> dict[str, Any]:
-    """The trainer's state in the newest checkpoint that is whole; nothing in the folder changes.
+    """Return the trainer's state in the newest undamaged checkpoint; nothing in the folder is changed.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no undamaged checkpoint.
     """
     files = checkpoint.newest_first(folder / "checkpoints")
     reason = "it has no checkpoint"

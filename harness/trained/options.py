@@ -1,4 +1,4 @@
-"""The options of a run from its folder, composed anew from the names of its choices."""
+"""Recompose the options of a run from its config.yaml and the config files of this installation."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,21 +12,21 @@ from harness.config.errors import ConfigError, one_line
 from harness.config.groups import choices, compose, groups_of, targets_of
 from harness.run.programs import MODULES, program_of
 
-TOO_LARGE = 10_000_000  # bytes; a run's options take a few thousand
+MAX_BYTES = 10_000_000  # of a config.yaml; a run's options take a few thousand
 
 
 def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
-    """The options of a run.
+    """Return the options of a run.
 
-    Each group's choice is the file of this installation that builds what the run's file names; the run's values are put
-    over it one by one. So nothing is imported that no file of `conf/` (or of `config_dir`) names.
+    For each config group, the file of this installation that builds the same `_target_` is composed, and the run's
+    values are put over it one by one. So only classes are imported that a file of `conf/` (or of `config_dir`) names.
 
     Args:
-        folder: of the run.
-        config_dir: a folder of one's own choices.
+        folder: the run's folder.
+        config_dir: the folder of `--config-dir`, if the run was trained with that option.
 
     Raises:
-        ConfigError: there is no such file, or it holds what no run writes, or an option that is unknown here.
+        ConfigError: config.yaml is missing or damaged, holds something that no run writes, or an unknown option.
     """
     file = folder / "config.yaml"
     values = read_values(file)
@@ -34,27 +34,28 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
     if name not in MODULES:
         raise ConfigError(f"{file} is of no program of this project: program={name!r}")
     program_of(name)  # makes the types of its options known to Hydra
-    chosen = []
+    group_choices = []
     for group in groups_of(name):
         node = values.get(group)
         if isinstance(node, dict) and "_target_" in node:
-            chosen.append(f"{group}={choice_of(group, node, name, config_dir, file)}")
+            group_choices.append(f"{group}={choice_of(group, node, name, config_dir, file)}")
     if config_dir is not None:
-        chosen.append(f"hydra.searchpath=[file://{config_dir.resolve()}]")
-    config = compose(name, [*chosen, *(["tuned=none"] if "tuned" in values else [])])
+        group_choices.append(f"hydra.searchpath=[file://{config_dir.resolve()}]")
+    config = compose(name, [*group_choices, *(["tuned=none"] if "tuned" in values else [])])
     with flag_override(config, "struct", True):
         put(config, values, file)
     return config
 
 
 def read_values(file: Path) -> dict[str, Any]:
-    """The plain values of a run's config.yaml.
+    """Return the values of a run's config.yaml.
 
     Raises:
-        ConfigError: there is no such file, or it holds what no run writes.
+        ConfigError: the file is missing or damaged, or holds something that no run writes, such as a reference
+            `${...}`.
     """
     try:
-        if file.stat().st_size > TOO_LARGE:
+        if file.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{file} is no run's file: it has {file.stat().st_size:,} bytes")
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -72,28 +73,43 @@ def read_values(file: Path) -> dict[str, Any]:
 
 
 def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file: Path) -> str:
-    """The choice of a group that builds what a run's file names: the one of that name, else any with that target.
+    """Return the choice of a config group that builds a run's `_target_`, preferably the one of the run's `name`.
+
+    Args:
+        group: the config group, such as `model`.
+        node: the run's options of this group, with `_target_`.
+        program: name of the program.
+        config_dir: a folder with further choices, or None.
+        file: the run's config.yaml, for the message.
 
     Raises:
-        ConfigError: no file builds it.
+        ConfigError: no choice builds this target.
     """
     target, name = node["_target_"], node.get("name")
-    own = sorted(path.stem for path in (config_dir / group).glob("*.yaml")) if config_dir else []
-    named = [choice for choice in (*own, *choices(group, program)) if target in targets_of(group, choice, config_dir)]
-    if not named:
+    of_config_dir = sorted(path.stem for path in (config_dir / group).glob("*.yaml")) if config_dir else []
+    all_choices = (*of_config_dir, *choices(group, program))
+    matching = [choice for choice in all_choices if target in targets_of(group, choice, config_dir)]
+    if not matching:
         where = "conf" if config_dir is None else f"conf or {config_dir}"
         hint = "" if config_dir else "; if the run was made with --config-dir, give it here too"
         raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={target}{hint}")
-    return name if name in named else named[0]
+    return name if name in matching else matching[0]
 
 
 def put(config: DictConfig, values: Mapping[str, Any], file: Path, parent: str = "") -> None:
-    """Put a run's values over a composition.
+    """Overwrite the values of a composed config, in place, with those of a run.
 
-    A mapping of options is followed; what is a value itself (a layout, a list) is put in as a whole.
+    A mapping of options is followed key by key. A mapping or list that is itself a value, such as a layout, replaces
+    the composed one completely.
+
+    Args:
+        config: the composed config.
+        values: the run's values.
+        file: the run's config.yaml, for messages.
+        parent: dotted name of the options that `values` belongs to.
 
     Raises:
-        ConfigError: an option is unknown here, or something else would be built.
+        ConfigError: an option is unknown here, or a value would change which class is built.
     """
     for key, value in values.items():
         option = f"{parent}.{key}" if parent else key
@@ -115,7 +131,7 @@ def put(config: DictConfig, values: Mapping[str, Any], file: Path, parent: str =
 
 
 def options_at(config: DictConfig, key: str) -> DictConfig | None:
-    """The options below a key; None where a value stands, or a reference."""
+    """Return the options below a key; None if the key holds a plain value or an unresolved reference."""
     try:
         inner = config[key]
     except OmegaConfBaseException:  # a reference that only the run's own values resolve
@@ -124,7 +140,7 @@ def options_at(config: DictConfig, key: str) -> DictConfig | None:
 
 
 def leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested mappings and lists by their dotted names."""
+    """Yield (dotted name, value) for each plain value in nested mappings and lists."""
     pairs = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     if not isinstance(values, dict | list):
         yield name, values

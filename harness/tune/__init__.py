@@ -1,1 +1,1 @@
-"""The search of methods' options, alike for all methods and programs: what may be searched, the trials, their table."""
+"""Search the options of methods, in the same way for all methods and programs."""

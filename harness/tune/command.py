@@ -66,21 +66,21 @@ DEFAULTS = {
     "table": "",
     "publish": "",
 }
-LEAST = {"trials": 1, "seed": 0, "seeds": 1, "workers": 0}  # values of the options that are whole numbers
-GOES_ON = "stopped: the same command goes on"
+SMALLEST = {"trials": 1, "seed": 0, "seeds": 1, "workers": 0}  # whole-number options with their smallest values
+STOPPED = "stopped: the same command goes on"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for on the command line.
+    """A parsed and checked command line.
 
     Attributes:
-        search: what is searched, and where its table is.
-        methods: whose options.
+        search: the search, with its table.
+        methods: names of the methods whose options are searched.
         given: the program's options, as they were given.
-        setting: names the benchmark and the data set, or the environment, in names of files.
-        publish: folder of winners that `tuned=searched` takes; None: they are written beside the table alone.
-        workers: runs at once; None for as many as cores.
+        setting: the benchmark and the data set, or the environment, as part of file names.
+        publish: folder of winners that `tuned=searched` reads; None: winners are only written beside the table.
+        workers: number of runs at once; None: as many as cores.
     """
 
     search: Search
@@ -92,18 +92,18 @@ class Request:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Search, write the table and the winners, and print them; the exit code."""
+    """Search, write and print the table and the winners, and return the exit code."""
     if {"-h", "--help"} & {*argv}:
         print(__doc__)
         return 0
     try:
         request = read_request(argv)
         print(f"trials: {request.search.table}", flush=True)
-        found = tune(request.search, request.methods, request.workers)
-        for method, trials in found.items():
-            print(f"{method:<20} {len(trials)} trials, best {keep_winner(request, method, trials)}", flush=True)
+        trials_by_method = tune(request.search, request.methods, request.workers)
+        for method, trials in trials_by_method.items():
+            print(f"{method:<20} {len(trials)} trials, best {write_best(request, method, trials)}", flush=True)
     except (KeyboardInterrupt, SystemExit) as stop:
-        print(GOES_ON, file=sys.stderr)
+        print(STOPPED, file=sys.stderr)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     except Exception as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not user_facing(error):
@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_request(argv: Sequence[str]) -> Request:
-    """Split the command line into the search's own options and those of the program, and check both.
+    """Parse and check the command line: the options of the search and those of the program.
 
     Raises:
         ConfigError: an option is unknown or not accepted.
@@ -131,7 +131,7 @@ def read_request(argv: Sequence[str]) -> Request:
     table = expanded(own["table"]) if own["table"] else None
     if table is not None and table.is_dir():
         raise ConfigError(f"table={table} is a folder: name a file in it")
-    trains = program_of(program)  # makes the types of its options known to Hydra
+    trainer = program_of(program)  # importing it also makes the types of its options known to Hydra
     for method in methods or ["base"]:
         check_method_name(method)
         check_given(program, method, given)
@@ -143,26 +143,26 @@ def read_request(argv: Sequence[str]) -> Request:
 
     search = Search(program, options_of, int(own["trials"]), seeds, Path(), "")
     config = search.compose(methods[0] if methods else "base")
-    task = trains.make_task(config)
-    metric, usual = own["metric"] or task.scores[0], task.scores[0]
+    task = trainer.make_task(config)
+    metric, default_metric = own["metric"] or task.scores[0], task.scores[0]
     if metric not in task.scores:
         raise ConfigError(f"metric={metric} is no number at the end of these tasks{near(metric, task.scores)}")
     if metric.startswith("test/") and "holdout" in config and not config.holdout:
         held_out.append("holdout=0.1")
         config = search.compose(methods[0] if methods else "base")
-        trains.make_task(config)  # there may be too few images left
-    search = replace(search, metric=metric, is_usual=metric == usual)
-    name = new_run(config, trains, task, None).folder.name
-    setting = name.rpartition(f"-s{config.seed}-")[0].removesuffix(f"-{config.method.name}")
-    methods = methods or fitting(search)
-    what = digest({"setting": search.setting(methods[0]), "seeds": [*seeds]})
-    usual_table = expanded(config.paths.runs) / f"{program}-{setting}-{what}.csv"
-    search = replace(search, table=table or usual_table)
+        trainer.make_task(config)  # refuses if there are too few images to hold some out
+    search = replace(search, metric=metric, has_default_metric=metric == default_metric)
+    folder_name = new_run(config, trainer, task, None).folder.name
+    setting = folder_name.rpartition(f"-s{config.seed}-")[0].removesuffix(f"-{config.method.name}")
+    methods = methods or able_methods(search)
+    search_digest = digest({"setting": search.setting(methods[0]), "seeds": [*seeds]})
+    default_table = expanded(config.paths.runs) / f"{program}-{setting}-{search_digest}.csv"
+    search = replace(search, table=table or default_table)
     return Request(search, methods, given, setting, publish, int(own["workers"]) or None)
 
 
 def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The search's own options with their defaults, and all others as they were given.
+    """Split the command line into the search's own options, completed by defaults, and all others as they were given.
 
     Raises:
         ConfigError: an own option is empty or no whole number, or something is no option.
@@ -180,9 +180,9 @@ def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if not value.strip():
             raise ConfigError(f"{name}= is empty: is a shell variable not set?")
         own[name] = value
-    for name, least in LEAST.items():
-        if not re.fullmatch(r"\d{1,9}", own[name]) or int(own[name]) < least:
-            raise ConfigError(f"{name}={own[name]} must be a whole number of at least {least}")
+    for name, smallest in SMALLEST.items():
+        if not re.fullmatch(r"\d{1,9}", own[name]) or int(own[name]) < smallest:
+            raise ConfigError(f"{name}={own[name]} must be a whole number of at least {smallest}")
     methods = own["method"].split(",")
     if twice := {method for method in methods if methods.count(method) > 1}:
         raise ConfigError(f"method= names {sorted(twice)[0]} twice")
@@ -193,10 +193,10 @@ def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def check_method_name(method: str) -> None:
-    """Refuse what is no method, or no chain of methods.
+    """Refuse a name that is neither a method nor a chain such as `fire+muon`.
 
     Raises:
-        ConfigError: with the nearest names.
+        ConfigError: the name is unknown; the message has the nearest names.
     """
     names = [name for name in choices("method") if name != "chain"]
     for name in method.split("+"):
@@ -207,10 +207,10 @@ def check_method_name(method: str) -> None:
 
 
 def check_given(program: str, method: str, given: Sequence[str]) -> None:
-    """Refuse an option that the program does not have, and one with several values.
+    """Refuse an option that the program does not have, or that has several values.
 
     Raises:
-        ConfigError: with the nearest names, of the search's own options too.
+        ConfigError: an option is refused; for an unknown one the message has the nearest names.
     """
     config = compose_with_hydra(program, options_of_method(method))
     declared = [*groups_of(program), *(str(option) for option in config if option != "hydra")]
@@ -229,8 +229,8 @@ def check_given(program: str, method: str, given: Sequence[str]) -> None:
         raise ConfigError(f"{error} (method={method})" if "method." in str(error) else str(error)) from error
 
 
-def fitting(search: Search) -> list[str]:
-    """All methods that can act on the setting's network, base first."""
+def able_methods(search: Search) -> list[str]:
+    """Return all methods that can act on the setting's network, base first; print why each other one is left out."""
     program, able = program_of(search.program), ["base"]
     for name in choices("method", search.program):
         if name in ("base", "chain"):
@@ -244,8 +244,8 @@ def fitting(search: Search) -> list[str]:
     return able
 
 
-def keep_winner(request: Request, method: str, trials: Sequence[Trial]) -> str:
-    """Write a method's best trial beside the table, and where it is published; what is said of it."""
+def write_best(request: Request, method: str, trials: Sequence[Trial]) -> str:
+    """Write a method's best trial beside the table, and into `publish`; return the lines to print about it."""
     search = request.search
     winner = best(trials, more=better(search.metric) == "maximize")
     if winner is None:
@@ -264,12 +264,12 @@ def keep_winner(request: Request, method: str, trials: Sequence[Trial]) -> str:
 
 
 def write_winner(file: Path, options: str, command: str = "") -> None:
-    """Write a method's best options into a file of the kind that `tuned=searched` takes.
+    """Write a method's best options into a file of the form that `tuned=searched` reads.
 
     Args:
         file: such as conf/tuned/searched/warm_start_digits/fire.yaml; fire+muon.yaml for a chain.
         options: as on the command line, such as `lr=0.1 method.blend=0.5`.
-        command: that runs them, for the file's reader.
+        command: the command that trains with these options, written as a comment; empty: no comment.
     """
     values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(options.split()))
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -279,5 +279,5 @@ def write_winner(file: Path, options: str, command: str = "") -> None:
 
 
 def on_one_line(value: Any) -> str:
-    """A value as one line of yaml."""
+    """Return a value as one line of YAML."""
     return yaml.safe_dump(value, default_flow_style=True, width=100_000, sort_keys=False).removesuffix("...\n").strip()

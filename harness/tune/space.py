@@ -1,10 +1,10 @@
-"""What may be searched of a method, as conf/search.yaml says, and the points of a search.
+"""The search space of a method, read from conf/search.yaml, and the points of it that a search tries.
 
     cbp: {rate: {log: [1e-6, 1e-2]}, maturity: {log: [20, 2000]}}
     nap: {every: {choice: [1, 10, 100]}}
 
-Between the ends of a range (linear, log) everything is searched; whole numbers where both ends are. Only the method's
-class knows what it accepts, so `check_space` builds it with every end.
+All values between the ends of a range (linear, log) are searched, and only whole numbers if both ends are whole. Only
+the method's class knows what it accepts, so `check_space` builds it with both ends of each range.
 """
 
 import math
@@ -19,7 +19,8 @@ from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
 
-AT_LEAST = 16  # dimensions of the points, of which a space takes the first
+# Dimensions of the Sobol points. A smaller space uses the first of them, so its points stay the same if it grows.
+MIN_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Dimension:
     """An option and the values that a search may give it.
 
     Attributes:
-        option: its name, without the group.
-        values: a list of choices; of a range its two ends.
+        option: name of the option; `space_of` gives it without the group.
+        values: the choices, or the two ends of a range.
         kind: "choice", "linear" or "log".
     """
 
@@ -37,7 +38,7 @@ class Dimension:
     kind: str
 
     def at(self, share: float) -> Any:
-        """The value at a share in [0, 1) of the way; numbers have three digits."""
+        """Return the value at a share in [0, 1) of the way from the first end to the last; floats have three digits."""
         if self.kind == "choice":
             return self.values[int(share * len(self.values))]
         low, high = self.values
@@ -45,12 +46,12 @@ class Dimension:
             value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
         else:
             value = low + share * (high - low)
-        whole = isinstance(low, int) and isinstance(high, int)
-        return round(value) if whole else float(f"{value:.3g}")
+        is_integer = isinstance(low, int) and isinstance(high, int)
+        return round(value) if is_integer else float(f"{value:.3g}")
 
 
 def space_of(method: str) -> list[Dimension]:
-    """What may be searched of a method, in the order of conf/search.yaml; nothing of a method that it lacks.
+    """Return the dimensions of a method's options in conf/search.yaml; empty if the method is not in it.
 
     Raises:
         ConfigError: there is no such method.
@@ -66,25 +67,34 @@ def check_space(node: Mapping[str, Any], space: Sequence[Dimension]) -> None:
     """Build a method with each end of each range and each choice.
 
     Args:
-        node: its options, resolved.
-        space: of it.
+        node: the method's options, resolved.
+        space: the method's search space.
 
     Raises:
         ConfigError: the yaml has no such option, or the method refuses a value.
     """
-    for one in space:
-        for value in one.values:
-            build("method", {**node, one.option: value})
+    for dimension in space:
+        for value in dimension.values:
+            build("method", {**node, dimension.option: value})
 
 
 def trials(space: Sequence[Dimension], number: int) -> list[dict[str, Any]]:
-    """`number` choices of all options: the defaults, which are an empty one, then points that fill the space evenly.
+    """Return the options of each trial: first the defaults, which is an empty dict, then points that fill the space
+    evenly.
 
-    The points are Sobol's, scrambled. More trials begin with the same ones, and the first options of two
-    spaces take the same places.
+    The points are a scrambled Sobol sequence with a fixed seed. A search with more trials begins with the same points,
+    and so do two spaces in the dimensions that they share the place of.
+
+    Args:
+        space: the dimensions to vary.
+        number: of trials.
     """
     if not space:
         return [{}]
-    engine = torch.quasirandom.SobolEngine(max(AT_LEAST, len(space)), scramble=True, seed=0)
+    engine = torch.quasirandom.SobolEngine(max(MIN_DIMENSIONS, len(space)), scramble=True, seed=0)
     points: list[list[float]] = engine.draw(number - 1).tolist() if number > 1 else []
-    return [{}] + [{d.option: d.at(share) for d, share in zip(space, point, strict=False)} for point in points]
+    choices_of_options: list[dict[str, Any]] = [{}]
+    for point in points:
+        choice = {dimension.option: dimension.at(share) for dimension, share in zip(space, point, strict=False)}
+        choices_of_options.append(choice)
+    return choices_of_options

@@ -1,4 +1,4 @@
-"""The table of a search: a row for each trial."""
+"""The table of a search: a csv file with a row for each trial."""
 
 import csv
 import io
@@ -15,14 +15,14 @@ from harness.run.lock import Lock
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of options and what came of it.
+    """One choice of options for a method, and the scores of its runs.
 
     Attributes:
-        setting: digest of all that the trials of one search have in common.
-        method: name; of a chain, those of its parts joined by +.
-        number: of the method's trials, from 0, which is the defaults.
-        options: as on the command line, apart by spaces.
-        scores: of each seed; NaN where it diverged.
+        setting: digest of everything that the trials of one search have in common.
+        method: name of the method; in a chain the names joined by +.
+        number: number of the trial among the method's; trial 0 has the defaults.
+        options: options as on the command line, separated by spaces.
+        scores: score of each seed; NaN if the run diverged.
     """
 
     setting: str
@@ -33,20 +33,20 @@ class Trial:
 
     @property
     def score(self) -> float:
-        """The mean; NaN if a seed diverged."""
+        """The mean score over seeds; NaN if a seed diverged."""
         return math.fsum(self.scores) / len(self.scores)
 
 
 def columns(seeds: Sequence[int]) -> list[str]:
-    """Of the table, in order."""
+    """Return the names of the table's columns, in order."""
     return ["setting", "method", "trial", "options", "score", *(f"seed {seed}" for seed in seeds)]
 
 
 def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> dict[int, Trial]:
-    """The trials of a method that a table has, by number; none if there is no table.
+    """Return the trials of a method in a table by their numbers; empty if there is no table.
 
     Raises:
-        ConfigError: the table is that of another setting or of other seeds, or no table of a search.
+        ConfigError: the table belongs to another setting or other seeds, is damaged, or is no table of a search.
     """
     if not path.exists():
         return {}
@@ -56,11 +56,13 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
             raise ConfigError(
                 f"table={path} is a search of other options ({others.pop()}, not {setting}): name another table"
             )
-        numbered = {int(row["trial"]): row for row in rows if row["method"] == method}
-        return {
-            number: Trial(setting, method, number, row["options"], tuple(float(row[f"seed {s}"]) for s in seeds))
-            for number, row in numbered.items()
-        }
+        trials = {}
+        for row in rows:
+            if row["method"] == method:
+                number = int(row["trial"])
+                scores = tuple(float(row[f"seed {seed}"]) for seed in seeds)
+                trials[number] = Trial(setting, method, number, row["options"], scores)
+        return trials
     except ConfigError:
         raise
     except (csv.Error, ValueError, TypeError) as error:  # a line that was cut short has None in its last columns
@@ -68,6 +70,7 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
 
 
 def _read_rows(path: Path, names: list[str]) -> list[dict[str, str]]:
+    """Return the rows of a table, which must have exactly the columns `names`."""
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames != names:
@@ -76,9 +79,15 @@ def _read_rows(path: Path, names: list[str]) -> list[dict[str, str]]:
 
 
 def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None:
-    """Add a row, with its provenance, and the table if there is none. `program` trained it.
+    """Add a trial to the table and its provenance to the file beside it; the table is created if there is none.
 
-    The file is the old one or the new one, whenever this process is killed; another search may add rows beside it.
+    The table is replaced atomically, and a lock lets two searches add rows to it at the same time.
+
+    Args:
+        path: the csv file.
+        trial: the trial, with a score for each seed.
+        seeds: seeds of the search.
+        program: name of the program that trained the runs.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     values = [
@@ -87,22 +96,27 @@ def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None
         trial.number,
         trial.options,
         f"{trial.score:.5f}",
-        *(repr(score) for score in trial.scores),  # whole, so that a search which goes on compares the same numbers
+        *(repr(score) for score in trial.scores),  # all digits, so that a resumed search compares the same numbers
     ]
     with Lock(path.with_name(f".{path.name}.lock")):
-        new = not path.exists()
-        text = io.StringIO("" if new else path.read_text(encoding="utf-8"))
+        is_new = not path.exists()
+        text = io.StringIO("" if is_new else path.read_text(encoding="utf-8"))
         text.seek(0, io.SEEK_END)
         writer = csv.writer(text, lineterminator="\n")
-        if new:
+        if is_new:
             writer.writerow(columns(seeds))
-            provenance.file_of(path).unlink(missing_ok=True)  # a search of before left it
+            provenance.file_of(path).unlink(missing_ok=True)  # left behind by a removed table
         writer.writerow(values)
         provenance.write(path, provenance.of_process(program), trial.method, more=True)
         write_atomically(path, text.getvalue().encode())
 
 
 def best(trials: Sequence[Trial], more: bool) -> Trial | None:
-    """The trial of the best score, the earliest of equal ones; None if all diverged. `more`: more is better."""
-    known = [trial for trial in trials if math.isfinite(trial.score)]
-    return max(known, key=lambda trial: trial.score if more else -trial.score, default=None)
+    """Return the trial with the best score, the earliest of equal ones; None if all diverged.
+
+    Args:
+        trials: in the order of their numbers.
+        more: whether a higher score is better.
+    """
+    finite = [trial for trial in trials if math.isfinite(trial.score)]
+    return max(finite, key=lambda trial: trial.score if more else -trial.score, default=None)
