@@ -1,4 +1,4 @@
-"""Types of arrays."""
+"""Short names for the array types that annotations use."""
 
 from typing import Any
 

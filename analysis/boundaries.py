@@ -1,7 +1,7 @@
-"""Rows of a run's log apart from rows about where a method acted.
+"""Separate a run's measurements from its rows about acts of the method.
 
-Runs log a row {"kind": "boundary"} at the step of the row before it, and {"kind": "firing"} where a trigger fired. In a
-table such a row has 1 or 2 in the column `boundary`, as tables hold numbers alone.
+A run logs a row {"kind": "boundary"} at the step of the row before it, and a row {"kind": "firing"} where a trigger
+fired. Tables hold numbers only, so in a table such a row has 1 or 2 in the column `boundary`.
 """
 
 from typing import Any
@@ -14,18 +14,18 @@ KINDS = {"boundary": 1.0, "firing": 2.0}
 
 
 def flag(row: dict[str, object]) -> dict[str, object]:
-    """A row of metrics.jsonl with the column `boundary` instead of its kind."""
+    """Return a row of metrics.jsonl with the number `boundary` (1 or 2) in place of its `kind`."""
     kind = KINDS.get(str(row.get("kind")))
     return row if kind is None else {**{k: v for k, v in row.items() if k != "kind"}, FLAG: kind}
 
 
 def place(row: dict[str, Any]) -> tuple[float, float]:
-    """Where a row stands among others: by step, and at one step what was measured before what a method did then."""
+    """Return a key that sorts rows by step; at one step, measurements come before the method's act."""
     return row["step"], KINDS.get(str(row.get("kind")), 0.0)
 
 
 def trigger_of(config: dict[str, Any]) -> str:
-    """When the method acts: the trigger's name with its options; earlier runs have none, and act at boundaries."""
+    """Return when the method acts: the trigger's name with its options; `boundary` for older runs without a trigger."""
     node = config.get("trigger")
     if not isinstance(node, dict):
         return "boundary"
@@ -34,7 +34,7 @@ def trigger_of(config: dict[str, Any]) -> str:
 
 
 def split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A run's table as (history, boundaries), each with the columns that it has numbers in."""
+    """Split a run's table into (history, boundaries), each without columns that have no number in it."""
     if FLAG not in table:
         return table, pd.DataFrame()
     acted, fired = table[FLAG].isin([*KINDS.values()]), table[FLAG] == KINDS[FIRING]
@@ -45,7 +45,7 @@ def split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def join(history: pd.DataFrame, boundaries: pd.DataFrame) -> pd.DataFrame:
-    """The table that `split` takes apart, with the column `boundary` if there is any."""
+    """Undo `split`: return one table, sorted by step, with the column `boundary` if there are boundaries."""
     if not len(boundaries):
         return history
     kinds = 1.0 + (boundaries[FIRING].astype(float) if FIRING in boundaries else 0.0)

@@ -1,4 +1,4 @@
-"""Many seeds of one method as one curve."""
+"""Average the seeds of a method into one curve."""
 
 from dataclasses import dataclass
 
@@ -12,27 +12,28 @@ from analysis.runs import Group, Run, bounds_of
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean and standard errors over seeds; all arrays have shape (n_points,)."""
+    """Mean over seeds, with a band of one standard error; all arrays have shape (n_points,)."""
 
     x: Floats
     mean: Floats
     low: Floats
     high: Floats
-    n: Ints  # seeds that reach this point
+    n: Ints  # number of seeds that have this point
     phase: Floats
-    cut: bool = False  # whether low or high would leave what the metric lies between
+    cut: bool = False  # whether low or high was cut off at the metric's bounds
 
 
 def curve(group: Group, metric: str, last_phase: bool = False, max_points: int = 1000) -> Curve:
-    """The mean of a metric over the seeds of a group, against its horizontal axis.
+    """Return the mean of a metric over the seeds of a group, against the horizontal axis of its runs.
 
-    A point is the mean of the seeds that were logged there. Beyond `max_points`, points are thinned out.
+    A point is the mean of the seeds that logged the metric there. If there are too many points, evenly spaced ones and
+    those at boundaries are kept.
 
     Args:
-        group: the runs.
-        metric: the history key.
-        last_phase: the last phase alone, counted from its start.
-        max_points: points drawn at most.
+        group: runs that differ by their seed.
+        metric: name of a column of the history.
+        last_phase: whether to return only the last phase, with x counted from its start.
+        max_points: about the number of points at most.
     """
     points = [phase_points(run, metric, group.runs[0].x) for run in group.runs]
     if last_phase:
@@ -41,10 +42,10 @@ def curve(group: Group, metric: str, last_phase: bool = False, max_points: int =
     table = pd.concat(seeds, axis=1).sort_index()  # by phase, then x
     grid, values = np.array([*table.index]).reshape(-1, 2), table.to_numpy().T
     if len(grid) > max_points:
-        keep = np.unique(np.linspace(0, len(grid) - 1, max_points).astype(int))
-        edges = np.flatnonzero(np.diff(grid[:, 0]))  # the last point before, the first after a boundary
-        keep = np.union1d(keep, np.concatenate([edges, edges + 1]))
-        grid, values = grid[keep], values[:, keep]
+        evenly_spaced = np.unique(np.linspace(0, len(grid) - 1, max_points).astype(int))
+        before_boundary = np.flatnonzero(np.diff(grid[:, 0]))
+        indices = np.union1d(evenly_spaced, np.concatenate([before_boundary, before_boundary + 1]))
+        grid, values = grid[indices], values[:, indices]
     n = np.isfinite(values).sum(0)
     mean = np.divide(np.nansum(values, 0), n, out=np.full(len(n), np.nan), where=n > 0)
     low, high = band(values)
@@ -54,36 +55,36 @@ def curve(group: Group, metric: str, last_phase: bool = False, max_points: int =
 
 
 def phase_points(run: Run, metric: str, x: str) -> Floats:
-    """Rows (phase, x, value) of a run where the metric was measured, shape (n, 3).
+    """Return the points (phase, x, value) of a run at which the metric was measured, shape (n, 3).
 
-    What was measured right after a method acted is the first point of the new phase, at the boundary.
+    A measurement right after the method's act becomes the first point of the new phase, at the boundary.
     """
     history = run.history
     phase = history["phase"].to_numpy() if "phase" in history else np.zeros(len(history))
-    out = np.column_stack([phase, history[x].to_numpy(), history[metric].to_numpy()])
+    points = np.column_stack([phase, history[x].to_numpy(), history[metric].to_numpy()])
     after = f"boundary/{metric.replace('/', '_')}_after"
     if after in run.boundaries and not run.is_stream:
         acted = run.boundaries.dropna(subset=[after])
-        place = np.searchsorted(history["step"].to_numpy(), acted["step"].to_numpy(), side="right")
-        acted, place = acted[place > 0], place[place > 0]  # what began with a boundary has no point before it
-        extra = np.column_stack([acted["phase"], out[place - 1, 1], acted[after]])
-        out = np.insert(out, place, extra, axis=0)
-    measured: Bools = np.isfinite(out).all(1)
-    return out[measured]
+        index = np.searchsorted(history["step"].to_numpy(), acted["step"].to_numpy(), side="right")
+        acted, index = acted[index > 0], index[index > 0]  # a run that begins with a boundary has no point before it
+        after_acts = np.column_stack([acted["phase"], points[index - 1, 1], acted[after]])
+        points = np.insert(points, index, after_acts, axis=0)
+    measured: Bools = np.isfinite(points).all(1)
+    return points[measured]
 
 
 def since_boundary(points: Floats) -> Floats:
-    """The rows of the last phase, with x counted from the end of the phase before."""
-    if not len(points):  # of a run that has never had a finite value
+    """Return the points (phase, x, value) of the last phase, with x counted from the end of the phase before it."""
+    if not len(points):  # the run has no finite value
         return points
-    before, here = points[points[:, 0] < points[-1, 0]], points[points[:, 0] == points[-1, 0]]
-    start = np.array([0.0, before[-1, 1] if len(before) else 0.0, 0.0])
-    out: Floats = here - start
-    return out
+    earlier, last_phase = points[points[:, 0] < points[-1, 0]], points[points[:, 0] == points[-1, 0]]
+    start = np.array([0.0, earlier[-1, 1] if len(earlier) else 0.0, 0.0])
+    shifted: Floats = last_phase - start
+    return shifted
 
 
 def boundaries(runs: list[Run]) -> list[float]:
-    """Where a phase ends, on the horizontal axis: the last point of each phase but the last one."""
+    """Return where phases end on the horizontal axis: the last x of each phase but the last; none for a stream."""
     longest = max(runs, key=lambda run: len(run.history))
     if "phase" not in longest.history or longest.is_stream:  # each point of a stream is a phase of its own
         return []

@@ -1,4 +1,4 @@
-"""What distinguishes configurations from each other, and their order."""
+"""Find the options by which configurations differ, for labels, colours and order."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested config as (dotted name, value)."""
+    """Yield the leaves of a nested config as (dotted name, value)."""
     if isinstance(config, dict):
         for key, value in config.items():
             yield from flatten(value, f"{prefix}{key}.")
@@ -15,49 +15,58 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def differences(configs: Iterable[Any]) -> list[str]:
-    """For each config what distinguishes it from the others: `lr=0.1, width=8`; empty where it is the only one.
+    """Return for each config the options that distinguish it, such as `lr=0.1, width=8`; empty if there is only one.
 
-    Takes as few keys as possible, earlier ones first; a final `...` says that more keys differ.
+    As few options as possible are named, earlier ones first. A final `...` says that the configs differ in more.
     """
     flats = [dict(flatten(config)) for config in configs]
-    kept, telling = telling_keys(flats)
-    named = [[f"{k.split('.')[-1]}={flat[k]}" for k in kept if k in flat] for flat in flats]
-    more = ["..."] if len(telling) > len(kept) and kept != ["scale"] else []
-    return [", ".join(names + more) for names in named]
+    sufficient, differing = distinguishing_keys(flats)
+    more = ["..."] if len(differing) > len(sufficient) and sufficient != ["scale"] else []
+    texts = []
+    for flat in flats:
+        options = [f"{key.split('.')[-1]}={flat[key]}" for key in sufficient if key in flat]
+        texts.append(", ".join(options + more))
+    return texts
 
 
-def telling_keys(flats: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
-    """Of flat configs as few keys as tell them apart, earlier ones first, and all keys that differ."""
+def distinguishing_keys(flats: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:
+    """Return (sufficient, differing) keys of flat configs.
+
+    `differing` are all keys whose values differ. `sufficient` are as few of them as distinguish the configs as well as
+    all do: a key is taken, in the configs' order, if it distinguishes more configs than those before it.
+    """
     keys = dict.fromkeys(key for flat in flats for key in flat)
-    telling = [key for key in keys if len({str(flat.get(key)) for flat in flats}) > 1]
-    kept: list[str] = []
-    parts = 1
-    for key in telling:
-        finer = len({tuple(str(flat.get(k)) for k in [*kept, key]) for flat in flats})
-        if finer > parts:
-            kept, parts = [*kept, key], finer
-    return kept, telling
+    differing = [key for key in keys if len({str(flat.get(key)) for flat in flats}) > 1]
+    sufficient: list[str] = []
+    number_distinguished = 1
+    for key in differing:
+        with_key = [*sufficient, key]
+        number = len({tuple(str(flat.get(k)) for k in with_key) for flat in flats})
+        if number > number_distinguished:
+            sufficient, number_distinguished = with_key, number
+    return sufficient, differing
 
 
 def places(configs: Iterable[Any]) -> list[tuple[int, int]]:
-    """For each config the number of its value of the option with most values, and of its values of the other options.
+    """Return two numbers for each config, from which a figure takes the colour and the dash of its line.
 
-    Numbers count from 0 in the order of the configs. A figure takes the first for the colour, the second for the dash.
+    The first is the index of its value of the option with most values; the second that of its combination of the other
+    options' values. Indices count from 0, in the order of first appearance.
     """
     flats = [dict(flatten(config)) for config in configs]
-    kept, _ = telling_keys(flats)
-    most = max(kept, key=lambda key: len({str(flat.get(key)) for flat in flats}), default=None)
+    keys, _ = distinguishing_keys(flats)
+    colour_key = max(keys, key=lambda key: len({str(flat.get(key)) for flat in flats}), default=None)
+    dash_keys = [key for key in keys if key != colour_key]
 
-    def numbers(keys: Sequence[str]) -> list[int]:
+    def indices(keys: Sequence[str]) -> list[int]:
         values = [tuple(str(flat.get(key)) for key in keys) for flat in flats]
-        order = [*dict.fromkeys(values)]
-        return [order.index(value) for value in values]
+        distinct = [*dict.fromkeys(values)]
+        return [distinct.index(value) for value in values]
 
-    first = [most] if most else []
-    return [*zip(numbers(first), numbers([key for key in kept if key != most]), strict=True)]
+    return [*zip(indices([colour_key] if colour_key else []), indices(dash_keys), strict=True)]
 
 
 def by_number(text: str) -> list[str | float]:
-    """A key that sorts texts alike up to their numbers by these: 5 before 10, 1e-4 before 0.01."""
+    """Return a key that sorts the numbers in texts by value: `k=5` before `k=10`, `lr=1e-4` before `lr=0.01`."""
     parts: list[str | float] = list(re.split(r"(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", text))
     return [float(part) if i % 2 else part for i, part in enumerate(parts)]

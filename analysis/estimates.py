@@ -1,4 +1,4 @@
-"""Estimates with their uncertainty. The unit is the seed: one number per run, never one per episode."""
+"""Means and differences with their uncertainty. The unit is the seed: one number per run, never one per episode."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from scipy import special  # not scipy.stats, whose import takes most of a secon
 from analysis.arrays import Floats
 
 CONFIDENCE = 0.95
-FEWEST = 5  # seeds that resampling asks for: with fewer its intervals are hardly more than the range
+MIN_SEEDS = 5  # for resampling; with fewer seeds its interval is hardly more than the range of the values
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval; low and high are NaN where n does not allow one."""
+    """A mean over `n` seeds with its interval; low and high are NaN if there is none."""
 
     mean: float
     low: float
@@ -27,15 +27,15 @@ class Paired:
     """A difference over the seeds that two methods have in common."""
 
     difference: Estimate
-    p: float  # of a two-sided paired test; NaN where there is none
+    p: float  # of a two-sided paired t test; NaN if the differences allow none
     p_holm: float = float("nan")  # corrected for all comparisons of its family
 
 
 def mean(values: Sequence[float] | Floats) -> Estimate:
-    """Mean over seeds with a 95 % interval, Student's t; NaN and inf are dropped.
+    """Return the mean over seeds with its 95 % interval by Student's t; NaN and inf are dropped.
 
-    Equal values have no interval: that seeds agree says nothing of what others would give. Two values have none either
-    (it would be nine times as wide as they are apart): low and high are these two.
+    Equal values have no interval, since their agreement says nothing about other seeds. Of two values, low and high are
+    the values themselves, since the interval would be nine times as wide as their distance.
     """
     x = np.asarray(values, dtype=float)
     x = x[np.isfinite(x)]
@@ -52,11 +52,11 @@ def mean(values: Sequence[float] | Floats) -> Estimate:
 
 
 def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
-    """The difference ours - theirs over common seeds, with a paired t test; None if there is no common seed.
+    """Return the difference ours - theirs over common seeds, with a paired t test; None if no seed is common.
 
     Args:
-        ours: seed -> number.
-        theirs: seed -> number.
+        ours: seed -> number of one method.
+        theirs: seed -> number of the other.
     """
     seeds = [s for s in sorted(ours.keys() & theirs.keys()) if np.isfinite(ours[s]) and np.isfinite(theirs[s])]
     if not seeds:
@@ -71,22 +71,26 @@ def paired(ours: dict[int, float], theirs: dict[int, float]) -> Paired | None:
 
 
 def holm(p: Sequence[float]) -> Floats:
-    """Holm's step-down correction: bounds the chance of one false claim in the family. NaN is not counted.
+    """Return p values after Holm's step-down correction, which bounds the chance of any false claim in the family.
 
     Args:
-        p: the family's p values, shape (m,).
+        p: the family's p values, shape (m,). NaN stays NaN and does not count as a comparison.
     """
     values = np.asarray(p, dtype=float)
-    out = np.full(values.shape, np.nan)
-    known = np.flatnonzero(np.isfinite(values))
-    order = known[np.argsort(values[known], kind="stable")]
+    corrected = np.full(values.shape, np.nan)
+    finite = np.flatnonzero(np.isfinite(values))
+    order = finite[np.argsort(values[finite], kind="stable")]
     steps = values[order] * np.arange(len(order), 0, -1)
-    out[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return out
+    corrected[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return corrected
 
 
 def band(values: Floats) -> tuple[Floats, Floats]:
-    """Mean -+ standard error of curves of shape (n_seeds, n_points), NaN where a seed has no value."""
+    """Return (mean - standard error, mean + standard error) over seeds, each (n_points,).
+
+    Args:
+        values: curves, (n_seeds, n_points), NaN where a seed has no value.
+    """
     n = np.isfinite(values).sum(0)  # (n_points,)
     total = np.nansum(values, 0)
     centre = np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0)
@@ -96,9 +100,10 @@ def band(values: Floats) -> tuple[Floats, Floats]:
 
 
 def widened_tail(n: int) -> float:
-    """The tail of a 95 % percentile interval over n values, widened as Student's t is against the normal distribution.
+    """Return the probability to cut off at each end for a 95 % percentile interval of resamples of n values.
 
-    Resampling n values spreads by sqrt((n - 1) / n) too little; Hesterberg (2015), "What teachers should know about the
+    It is less than 2.5 %: resamples of n values spread too little, by a factor of sqrt((n - 1) / n), and a normal
+    distribution has shorter tails than Student's t; Hesterberg (2015), "What teachers should know about the
     bootstrap", section 5.3.
     """
     quantile = special.stdtrit(n - 1, (1 + CONFIDENCE) / 2) * np.sqrt(n / (n - 1))

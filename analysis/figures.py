@@ -16,13 +16,13 @@ from analysis.runs import Setting
 
 @dataclass(frozen=True)
 class Panel:
-    """One place in a grid.
+    """One panel of a grid, and which setting it shows.
 
     Args:
-        title: above it.
+        title: the panel's title.
         benchmark: the benchmark's name, or "language" or "rl".
-        what: the data set, starting checkpoint or environment; punctuation and case do not count.
-        model: preferred where several settings fit.
+        what: name of the data set, starting checkpoint or environment; punctuation and case do not count.
+        model: name of the model that is preferred if several settings fit.
     """
 
     title: str
@@ -31,6 +31,7 @@ class Panel:
     model: str = ""
 
     def fits(self, setting: Setting) -> bool:
+        """Return whether the panel can show a setting."""
         if setting.domain == "vision":
             return (setting.benchmark, plain(setting.dataset)) == (self.benchmark, plain(self.what))
         if setting.domain == "language":
@@ -38,7 +39,7 @@ class Panel:
         return self.benchmark == "rl" and plain(self.what) in plain(setting.dataset)
 
     def choose(self, settings: Sequence[Setting]) -> Setting | None:
-        """The setting to show: the paper's model first, then the one with most runs."""
+        """Return the setting to show, preferably of the panel's model, then with most runs; None if none fits."""
         fitting = [setting for setting in settings if self.fits(setting)]
         runs = [sum(len(group.runs) for group in setting.groups) for setting in fitting]
         order = sorted(zip(fitting, runs, strict=True), key=lambda p: (p[0].model != self.model, -p[1]))
@@ -47,13 +48,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Grid:
-    """A figure of the paper."""
+    """The rows of panels of a figure of the paper."""
 
     name: str
     title: str
     rows: tuple[tuple[Panel, ...], ...]
-    last_phase: bool = False  # draw the last phase alone, from 0
-    program: str = ""  # whose other settings may be shown beside the paper's
+    last_phase: bool = False  # whether only the last phase is drawn, from 0
+    program: str = ""  # name of the program whose further settings get panels too; empty: the paper's panels only
 
 
 DATA = (
@@ -83,17 +84,18 @@ GRIDS = (
 
 
 def plain(name: str) -> str:
+    """Return a name in lower case, with letters and digits only."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def starting_checkpoint(setting: Setting) -> str:
-    """From which checkpoint of its first phase a language run goes on: `benchmark.start`."""
+    """Return the first phase's checkpoint that a language setting's second phase starts from; else an empty text."""
     benchmark = setting.groups[0].runs[0].config.get("benchmark")
     return str(benchmark.get("start", "")) if isinstance(benchmark, dict) else ""
 
 
 def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
-    """The grid with a panel for each start or environment that its program ran and the paper does not show."""
+    """Return the grid with a further panel for each start or environment that was run and is not in the paper."""
     others = {}
     for setting in settings:
         run = setting.groups[0].runs[0]
@@ -108,16 +110,17 @@ def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
 
 
 def has_data(grid: Grid, settings: Sequence[Setting]) -> bool:
+    """Return whether any panel of a grid has runs."""
     return any(panel.choose(settings) for row in grid.rows for panel in row)
 
 
 def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette, width: str = "page") -> Figure:
-    """A figure of the paper, with the same methods and colours in each panel; panels without runs are left out.
+    """Draw a figure of the paper, with the same colours in each panel; panels without runs are left out.
 
     Args:
-        grid: which one; some panel has runs.
-        settings: what was run.
-        palette: colours.
+        grid: the figure's panels, of which at least one has runs.
+        settings: all settings that were run.
+        palette: the methods' colours.
         width: "page" or "column"; in a column the panels of a single row are stacked.
     """
     chosen = {panel: panel.choose(settings) for row in grid.rows for panel in row}
@@ -151,14 +154,17 @@ def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette,
 
 
 def with_runs(grid: Grid, missing: Sequence[Panel]) -> list[list[Panel]]:
-    """The rows and columns of a grid that have a panel with runs."""
+    """Return the panels of a grid without the rows and columns in which no panel has runs."""
     rows = [row for row in grid.rows if not all(panel in missing for panel in row)]
-    columns = [i for i, column in enumerate(zip(*rows, strict=True)) if not all(panel in missing for panel in column)]
-    return [[row[i] for i in columns] for row in rows]
+    columns = []
+    for index, column in enumerate(zip(*rows, strict=True)):
+        if not all(panel in missing for panel in column):
+            columns.append(index)
+    return [[row[index] for index in columns] for row in rows]
 
 
 def fill(axes: Axes, panel: Panel, setting: Setting, palette: style.Palette, last_phase: bool) -> plotting.Drawn:
-    """Draws one panel."""
+    """Draw one panel."""
     drawn = plotting.draw(axes, setting, palette, last_phase)
     dataset = panel.title.split(",")[0]
     named = panel.title if panel.model in ("", setting.model) else f"{dataset}, {style.name(setting.model)}"
@@ -172,7 +178,7 @@ def fill(axes: Axes, panel: Panel, setting: Setting, palette: style.Palette, las
 
 
 def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel]) -> str:
-    """What lines are, and which of the paper's panels have no runs."""
+    """Return the text below a figure: what its lines are, and which of the paper's panels have no runs."""
     event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
     text = plotting.caption(shown)
     if not grid.last_phase:

@@ -1,4 +1,4 @@
-"""Tables for a terminal and as Markdown."""
+"""Write tables for a terminal and as Markdown."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,11 +10,12 @@ from analysis.estimates import Estimate, Paired
 
 
 def number(value: float, digits: int) -> str:
+    """Return a number with so many decimals; a dash for NaN and inf."""
     return f"{value:,.{digits}f}" if np.isfinite(value) else "–"
 
 
 def digits_for(value: float) -> int:
-    """A number with decimals that fit its size: 0.8234 (accuracy), 3.021 (loss), 712 (return)."""
+    """Return how many decimals fit a number's size, as in 0.8234 (accuracy), 3.021 (loss), 712 (return)."""
     if not np.isfinite(value) or value == 0:
         return 0
     size = abs(value)
@@ -22,18 +23,26 @@ def digits_for(value: float) -> int:
 
 
 def digits_of(column: Iterable[object]) -> int | None:
-    """Decimals for all estimates of a column, those of its largest; None where these would show a small one as 0."""
-    found = [value.difference if isinstance(value, Paired) else value for value in column]
-    means = [value.mean for value in found if isinstance(value, Estimate) and np.isfinite(value.mean) and value.mean]
+    """Return the decimals for a column's estimates: those of the largest; None if a small one would be shown as 0."""
+    estimates = [value.difference if isinstance(value, Paired) else value for value in column]
+    means = []
+    for estimate in estimates:
+        if isinstance(estimate, Estimate) and np.isfinite(estimate.mean) and estimate.mean != 0:
+            means.append(estimate.mean)
     digits = min(map(digits_for, means), default=0)
     return digits if means and all(round(abs(value), digits) > 0 for value in means) else None
 
 
 def show(value: object, digits: int | None = None, seeds: object = None) -> str:
-    """An entry of a table as text, with so many decimals, or as many as fit it.
+    """Return an entry of a table as text.
 
-    `mean [low, high]`, of two seeds `mean (one, other)`, and for a difference its corrected p; its n
-    where these are not the row's `seeds`.
+    An estimate is written `mean [low, high]`, or for two seeds `mean (first, second)`. A difference is followed by its
+    corrected p, and by its n if that is not the row's number of seeds.
+
+    Args:
+        value: the entry.
+        digits: decimals; None: as many as fit each number.
+        seeds: the row's number of seeds.
     """
     if isinstance(value, Paired):
         sign = "+" if value.difference.mean > 0 else ""
@@ -51,11 +60,12 @@ def show(value: object, digits: int | None = None, seeds: object = None) -> str:
 
 
 def p_value(p: float) -> str:
+    """Return a p value with its relation, such as `=0.012` or `<0.001`."""
     return "<0.001" if p < 0.001 else f"={p:.3f}"
 
 
 def cells(frame: pd.DataFrame) -> list[list[str]]:
-    """The header and the rows as text."""
+    """Return the header and the rows of a table as text."""
     digits = [digits_of(frame[column]) for column in frame]
     seeds = frame.get("n", pd.Series(None, frame.index))
     rows = zip(frame.itertuples(index=False), seeds, strict=True)
@@ -63,23 +73,25 @@ def cells(frame: pd.DataFrame) -> list[list[str]]:
 
 
 def as_text(frame: pd.DataFrame) -> str:
-    """Aligned columns for a terminal."""
+    """Return a table with aligned columns for a terminal."""
     return "\n".join(line.rstrip() for line in aligned(cells(frame), "  "))
 
 
 def aligned(rows: list[list[str]], gap: str) -> list[str]:
+    """Return a line for each row, with all columns padded to the same width and `gap` between them."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [gap.join(c.ljust(w) for c, w in zip(row, widths, strict=True)) for row in rows]
 
 
 def as_markdown(frame: pd.DataFrame) -> str:
+    """Return a table as Markdown."""
     rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in cells(frame)]
     rows.insert(1, ["---"] * len(rows[0]))
     return "\n".join(f"| {line} |" for line in aligned(rows, " | ")) + "\n"
 
 
 def write(frame: pd.DataFrame, path: Path) -> Path:
-    """Writes a table as Markdown."""
+    """Write a table as Markdown, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(as_markdown(frame), encoding="utf-8")
     return path

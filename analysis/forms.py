@@ -1,4 +1,4 @@
-"""What a method's line or row is called, by the options that its runs had: the one place where names are made.
+"""Name a method's line or row by the options of its runs. All figures and tables take their labels from here.
 
 "FIRE" is the paper's form alone: k cubic steps from W / ||W||_F, its scale, all of the way. Runs of what a search chose
 are "FIRE searched" where that has another scale, start or share of the way; other runs say what differs, as in
@@ -23,24 +23,32 @@ SEARCHED = {
 
 
 def label_of_config(config: Mapping[str, Any], detail: str = "") -> str:
-    """The name of a run's method, from the run's configuration.
+    """Return the label of a run's method, from the run's configuration.
 
     Args:
-        config: of the run.
-        detail: what distinguishes it from variants of the same method, such as `iterations=5`.
+        config: the run's configuration.
+        detail: the options that distinguish it from variants of the same method, such as `iterations=5`.
     """
     method = config["method"]
     options = method if isinstance(method, dict) else {"name": method}
     steps, searched = STEPS_OF.get(str(config.get("program")), STEPS), config.get("tuned") == "searched"
     name = str(options["name"])
-    if isinstance(parts := options.get("parts"), dict):  # of a chain: the options of every method, named or not
+    if isinstance(parts := options.get("parts"), dict):  # a chain; `parts` may hold other methods too
         text = " + ".join(part_label(part, parts[part], steps, searched) for part in name.split("+"))
         return f"{text} ({detail})" if detail else text
     return part_label(name, options, steps, searched, detail)
 
 
 def part_label(method: str, options: Mapping[str, Any], steps: str, searched: bool, detail: str = "") -> str:
-    """The name of a single method with some options."""
+    """Return the label of a single method.
+
+    Args:
+        method: name of the method.
+        options: its options.
+        steps: the paper's number of Newton-Schulz steps for the run's program.
+        searched: whether a search chose the options.
+        detail: see `label_of_config`.
+    """
     changed = changes(method, options, steps)
     name, notes = style.name(method), [detail] * bool(detail)
     if searched and [*changed] == ["iterations"]:
@@ -53,7 +61,7 @@ def part_label(method: str, options: Mapping[str, Any], steps: str, searched: bo
 
 
 def changes(method: str, options: Mapping[str, Any], steps: str) -> dict[str, str]:
-    """Those of FIRE's options that are not the paper's; of another method none."""
+    """Return the options of FIRE that differ from the paper's; empty for methods that are not FIRE."""
     if method not in SEARCHED:
         return {}
     form = {"iterations": steps} | PAPER if method == "fire" else {k: v for k, v in PAPER.items() if k != "solver"}

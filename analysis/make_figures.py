@@ -1,4 +1,4 @@
-"""Draws figures and prints tables from all runs found.
+"""Draw figures and print tables of all runs in the given sources.
 
 python analysis/make_figures.py
 python analysis/make_figures.py --runs runs/vision --out figures --width column
@@ -22,9 +22,10 @@ from fire_core.tools.output import keep_output
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="make_figures.py",
-        description="Draws figures and prints tables from all runs found.",
+        description="Draw figures and print tables of all runs in the given sources.",
     )
     add = parser.add_argument
     add_sources(parser)
@@ -35,6 +36,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write all figures and tables, and return the exit code."""
     keep_output()
     args = parse(argv)
     loaded = load_or_explain("make_figures", args.runs, args.include_unfinished)
@@ -48,21 +50,21 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     style.use()
     palette = style.Palette(run.method for run in runs)
-    found = settings(runs)
+    all_settings = settings(runs)
     folder = args.out / "tables"
-    for setting in found:
+    for setting in all_settings:
         table = tables.results(setting)
         what = f"{setting.y_label.lower()}, {plotting.numbers_are(setting.groups)}"
         print(f"\n{plotting.title(setting, 999)}: {what}")
         print(formats.as_text(table.drop(columns=[c for c in ("best", "vs FIRE") if c in table])))
         report(plotting.save(plotting.setting_figure(setting, palette, args.width), args.out / slug(setting)))
         report([formats.write(table, folder / f"{slug(setting)}.md")])
-    for grid in [figures.with_others(grid, found) for grid in figures.GRIDS]:
-        if figures.has_data(grid, found):
-            figure = figures.grid_figure(grid, found, palette, args.width or "page")
+    for grid in [figures.with_others(grid, all_settings) for grid in figures.GRIDS]:
+        if figures.has_data(grid, all_settings):
+            figure = figures.grid_figure(grid, all_settings, palette, args.width or "page")
             report(plotting.save(figure, args.out / grid.name))
-    agents = rl.table([setting for setting in found if setting.domain == "rl"])
-    for name, table in (("convergence", tables.convergence(found)), ("rl", agents)):
+    agents = rl.table([setting for setting in all_settings if setting.domain == "rl"])
+    for name, table in (("convergence", tables.convergence(all_settings)), ("rl", agents)):
         if len(table):
             report([formats.write(table, folder / f"{name}.md")])
     if args.export:
@@ -71,15 +73,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def report(paths: list[Path]) -> None:
-    """Prints what was written."""
+    """Print the names of written files."""
     for path in paths:
         print(f"wrote {path}")
 
 
 def slug(setting: Setting) -> str:
-    """A file name for a setting."""
+    """Return a file name for a setting, without an extension."""
     text = re.sub(r"[^A-Za-z0-9_.=-]+", "-", setting.name).strip("-")
-    if len(text) > 100:  # cut, it might equal another setting's name
+    if len(text) > 100:  # a digest, since two names that are only cut might become the same
         text = f"{text[:90]}-{hashlib.sha256(setting.name.encode()).hexdigest()[:8]}"
     return text
 

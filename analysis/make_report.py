@@ -1,4 +1,4 @@
-"""Makes one self-contained HTML page of all runs: curves, results, boundaries.
+"""Make one self-contained HTML page of all runs: curves, results, boundaries.
 
     python analysis/make_report.py
     python analysis/make_report.py --runs runs/vision --out report.html
@@ -27,13 +27,14 @@ from analysis.runs import Group, LeftOut, Run, Setting, settings
 from fire_core.tools.output import keep_output
 
 PAGE = Path(__file__).parent / "page"
-POINTS = 400  # of a curve: more make a larger page and cannot be seen
+POINTS = 400  # of a curve; more would make the page larger and could not be seen
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Write the page, and return the exit code."""
     parser = argparse.ArgumentParser(
         prog="make_report.py",
-        description="Makes one self-contained HTML page of all runs.",
+        description="Make one self-contained HTML page of all runs.",
     )
     add_sources(parser)
     parser.add_argument(
@@ -41,25 +42,27 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--back", default="", metavar="PAGE", help="a page that the report links back to")
     args = parser.parse_args(argv)
-    found = load_or_explain("make_report", args.runs, args.include_unfinished)
-    if found is None:
+    loaded = load_or_explain("make_report", args.runs, args.include_unfinished)
+    if loaded is None:
         return 1
+    runs, left_out = loaded
     out = args.out / "report.html" if args.out.is_dir() else args.out
-    if out.suffix not in (".html", ".htm"):  # else a browser shows the source
+    if out.suffix not in (".html", ".htm"):  # a browser would show the source of a file of another name
         out = out.with_name(f"{out.name}.html")
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(report_page(*found, back=args.back), encoding="utf-8")
+    out.write_text(report_page(runs, left_out, back=args.back), encoding="utf-8")
     print(f"wrote {out}")
     return 0
 
 
 def report_page(runs: list[Run], left_out: list[LeftOut], back: str = "") -> str:
-    """The whole page as text, with a link to the page `back` if there is one."""
+    """Return the HTML of the complete page; it links to the page `back` unless that is empty."""
     palette = style.Palette(run.method for run in runs)
-    found = settings(runs)
+    all_settings = settings(runs)
+    plural = "" if len(all_settings) == 1 else "s"
     content = {
-        "summary": f"{len(runs)} runs, {len(found)} setting{'s' * (len(found) != 1)}; {len(left_out)} left out.",
-        "settings": [setting_data(setting, palette) for setting in found],
+        "summary": f"{len(runs)} runs, {len(all_settings)} setting{plural}; {len(left_out)} left out.",
+        "settings": [setting_data(setting, palette) for setting in all_settings],
         "left_out": [f"{Path(item.name).name}: {item.reason}" for item in left_out],
     }
     # "<" is escaped so that no text of a run can end the script element.
@@ -70,7 +73,7 @@ def report_page(runs: list[Run], left_out: list[LeftOut], back: str = "") -> str
 
 
 def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:
-    """What a section of the page shows."""
+    """Return what the page's script needs for a setting's section."""
     drawn = [(group, curve(group, setting.metric, max_points=POINTS)) for group in setting.groups]
     shown = {"Results": tables.results(setting), "Boundaries": tables.at_boundaries(setting)}
     return {
@@ -86,7 +89,7 @@ def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:
 
 
 def group_data(group: Group, c: Curve, palette: style.Palette) -> dict[str, Any]:
-    """One curve."""
+    """Return what the page's script needs for a method's curve."""
     look = palette.line(group.method, group.place)
     dash = look["linestyle"]
     return {
@@ -99,7 +102,7 @@ def group_data(group: Group, c: Curve, palette: style.Palette) -> dict[str, Any]
 
 
 def plain(values: Floats) -> list[float | None]:
-    """Six digits, and null for what JSON has no number for."""
+    """Return numbers with six digits for JSON, and null for NaN and inf."""
     return [float(f"{v:.6g}") if np.isfinite(v) else None for v in values]
 
 

@@ -1,4 +1,4 @@
-"""Options that both programs share."""
+"""Command-line options that make_figures.py and make_report.py share."""
 
 import argparse
 import os
@@ -10,10 +10,10 @@ from analysis.sources import load
 
 
 def a_path(text: str) -> Path:
-    """A path of the command line; `~` is the home folder.
+    """Return a path of the command line, with `~` as the home folder.
 
     Raises:
-        argparse.ArgumentTypeError: it is empty, as that of a shell variable that is not set.
+        argparse.ArgumentTypeError: the path is empty, as from an unset shell variable.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: is a shell variable not set?")
@@ -21,13 +21,17 @@ def a_path(text: str) -> Path:
 
 
 def a_source(text: str) -> str:
-    """A path, or a source on the wandb service, as it was written; errors as of `a_path`."""
+    """Return the text of a source: a path with `~` as the home folder, or a name on the wandb service.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is empty.
+    """
     a_path(text)
     return os.path.expanduser(text)
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
-    """Where runs come from, and which."""
+    """Add the options that say from where runs are read, and whether unfinished ones count."""
     add = parser.add_argument
     sources = "folders of runs, small results (.csv), wandb-local:FOLDER or wandb:ENTITY/PROJECT (runs)"
     add("--runs", nargs="+", type=a_source, default=["runs"], metavar="SOURCE", help=sources)
@@ -37,7 +41,11 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 def load_or_explain(
     program: str, sources: list[str], include_unfinished: bool = False
 ) -> tuple[list[Run], list[LeftOut]] | None:
-    """The runs, and what was left out, which is printed; None, after one line with the reason, if there are no runs."""
+    """Return the usable runs and those that were left out, and print the latter.
+
+    Returns:
+        None, after one printed line with the reason, if there are no runs.
+    """
     try:
         runs, left_out = load(sources, include_unfinished)
     except SourceError as error:

@@ -1,4 +1,4 @@
-"""Learning curves on axes, and figures on disk."""
+"""Draw learning curves with captions and legends, and save figures."""
 
 import textwrap
 from collections.abc import Sequence
@@ -24,13 +24,13 @@ Drawn = list[tuple[Group, Curve]]
 
 
 def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool = False) -> Drawn:
-    """Draws every method of a setting: mean line, band over seeds, phase boundaries.
+    """Draw every method of a setting: mean line, band over seeds, phase boundaries.
 
     Args:
-        axes: to draw on.
-        setting: to draw.
-        palette: colours.
-        last_phase: draw the last phase alone, from 0.
+        axes: the axes to draw on.
+        setting: the setting to draw.
+        palette: the methods' colours.
+        last_phase: whether to draw only the last phase, from 0.
 
     Returns:
         The groups with their curves, for legends.
@@ -39,9 +39,9 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
     drawn = [(group, c) for group, c in curves if len(c.x)]
     for place, (group, c) in enumerate(drawn):
         look = palette.line(group.method, group.place)
-        few = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
-        dot: dict[str, Any] = {"marker": "o", "markersize": 3} if few else {}
-        if few:
+        has_few_points = len(c.x) == 1 or (group.runs[0].is_stream and len(c.x) <= 30)
+        dot: dict[str, Any] = {"marker": "o", "markersize": 3} if has_few_points else {}
+        if has_few_points:
             look.pop("markevery", None)  # each point has its mark
         elif "markevery" in look:  # the marks of lines that coincide stand beside each other
             start, step = 0.0, look["markevery"]
@@ -67,19 +67,20 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
 
 
 def end_of(c: Curve) -> float:
+    """Return the last finite mean of a curve."""
     return float(c.mean[np.isfinite(c.mean)][-1])
 
 
 def legend_of(drawn: Drawn, palette: style.Palette, n: bool = False, width: int = 34) -> tuple[list[Line2D], list[str]]:
-    """Lines and names for a legend, one for each name.
+    """Return lines and names for a legend, one for each name.
 
     Variants of a method have their values behind its name, "FIRE 5, spectral"; `variants_text` says of which options.
 
     Args:
         drawn: what `draw` returned.
-        palette: colours.
-        n: whether to write the number of seeds too.
-        width: of a name in letters, beyond which it goes on below.
+        palette: the methods' colours.
+        n: whether names include the number of seeds.
+        width: letters in a line of a name; a longer name has several lines.
     """
     lines: dict[str, Line2D] = {}
     varied = variants([group for group, _ in drawn])
@@ -92,25 +93,29 @@ def legend_of(drawn: Drawn, palette: style.Palette, n: bool = False, width: int 
 
 
 def variants(groups: Sequence[Group]) -> dict[str, list[str]]:
-    """Methods all of whose lines differ by the same options, and these options."""
-    options: dict[str, list[list[str]]] = {}
+    """Return the methods all of whose lines differ by the same options: name -> names of these options."""
+    options_of_labels: dict[str, list[list[str]]] = {}  # name -> names of the options in each of its labels
     for label in dict.fromkeys(group.label for group in groups):
-        name, given = parts_of_label(label)
-        options.setdefault(name, []).append([*given])
-    return {
-        name: given[0]
-        for name, given in options.items()
-        if len(given) > 1 and given[0] and given == given[:1] * len(given)
-    }
+        name, options = parts_of_label(label)
+        options_of_labels.setdefault(name, []).append([*options])
+    result = {}
+    for name, option_lists in options_of_labels.items():
+        first = option_lists[0]
+        if len(option_lists) > 1 and first and all(options == first for options in option_lists):
+            result[name] = first
+    return result
 
 
 def variants_text(groups: Sequence[Group]) -> str:
-    """What the values behind a method's name in the legend are; empty where there are none."""
+    """Return the sentence that says which options the values behind names in a legend belong to; empty if none."""
     return " ".join(f"Behind {name}: {', '.join(options)}." for name, options in variants(groups).items())
 
 
 def parts_of_label(label: str) -> tuple[str, dict[str, str]]:
-    """The name in a label such as "FIRE (iterations=5, norm_init=spectral)", and its options if it has such alone."""
+    """Split a label such as "FIRE (iterations=5, norm_init=spectral)" into its name and its options.
+
+    A label whose brackets hold anything but options is returned as a name without options.
+    """
     name, _, detail = label.removesuffix(")").partition(" (")
     options = [option.split("=", 1) for option in detail.split(", ")]
     if any(len(option) != 2 for option in options):
@@ -119,12 +124,12 @@ def parts_of_label(label: str) -> tuple[str, dict[str, str]]:
 
 
 def add_words(figure: Figure, words: str, page: bool) -> None:
-    """Puts words below all panels and makes the figure higher by them.
+    """Put words below all panels, and make the figure higher by their height, so that panels keep their size.
 
     Args:
-        figure: whose panels keep their size.
-        words: as long as they need be.
-        page: whether the figure is as wide as a page; else as a column.
+        figure: the figure.
+        words: text of any length; it is broken into lines.
+        page: whether the figure is as wide as a page; otherwise it is as wide as a column.
     """
     text = textwrap.fill(words, 140 if page else 66)
     figure.supxlabel(text, fontsize=6.2, color=GREY, x=0.01, ha="left")
@@ -132,13 +137,13 @@ def add_words(figure: Figure, words: str, page: bool) -> None:
 
 
 def add_legend(figure: Figure, lines: list[Line2D], names: list[str], most: int = 6) -> None:
-    """Puts a legend above all panels, as wide as the figure allows, and makes the figure higher by it.
+    """Put a legend above all panels, and make the figure higher by its height, so that panels keep their size.
 
     Args:
-        figure: whose panels keep their size.
-        lines: beside each name.
-        names: of the lines.
-        most: columns at most.
+        figure: the figure.
+        lines: the line beside each name.
+        names: the names.
+        most: the largest number of columns; fewer are used if they would be wider than the figure.
     """
     if not lines:
         return
@@ -155,14 +160,14 @@ def add_legend(figure: Figure, lines: list[Line2D], names: list[str], most: int 
 
 
 def seeds_text(groups: Sequence[Group]) -> str:
-    """How many seeds the methods have: "n = 3 seeds", "n = 1 to 3 seeds"."""
+    """Return how many seeds the methods have, such as "n = 3 seeds" or "n = 1 to 3 seeds"."""
     counts = sorted({len(group.runs) for group in groups})
     n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     return f"n = {n} seed{'s' if counts[-1] > 1 else ''}"
 
 
 def caption(drawn: Drawn, more: str = "") -> str:
-    """What the lines and bands are, and how many seeds."""
+    """Return the text that says what lines and bands are, and how many seeds there are."""
     counts = {len(group.runs) for group, _ in drawn}
     if counts == {1}:
         text = "One seed for each line, so there are no bands."
@@ -175,7 +180,7 @@ def caption(drawn: Drawn, more: str = "") -> str:
 
 
 def numbers_are(groups: Sequence[Group]) -> str:
-    """What the numbers of a table of results are, by how many seeds the methods have."""
+    """Return what the numbers in a table of results are, such as "mean [95 % interval]"."""
     counts = {len(group.runs) for group in groups}
     if counts == {1}:
         return "of one seed"
@@ -186,7 +191,10 @@ def numbers_are(groups: Sequence[Group]) -> str:
 
 
 def save(figure: Figure, path: Path, formats: Sequence[str] | None = None) -> list[Path]:
-    """Writes a figure as PNG and PDF, or one of these, without a date in it, and closes it."""
+    """Write a figure in each of the formats (PNG and PDF by default) and close it; return the paths.
+
+    Files have no date in them, so that the same figure is the same file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     paths = [path.with_name(f"{path.name}.{suffix}") for suffix in formats or FORMATS]
     for target in paths:
@@ -196,11 +204,11 @@ def save(figure: Figure, path: Path, formats: Sequence[str] | None = None) -> li
 
 
 def setting_figure(setting: Setting, palette: style.Palette, width: str | None = None) -> Figure:
-    """One setting alone; on a page with the last phase enlarged beside it, where there are phases.
+    """Draw one setting; on a page with several phases, the last phase is enlarged beside it.
 
     Args:
-        setting: what to draw.
-        palette: colours.
+        setting: the setting to draw.
+        palette: the methods' colours.
         width: "column" or "page"; None takes a page if there are phases.
     """
     phases = boundaries(setting.runs)
@@ -223,40 +231,47 @@ def setting_figure(setting: Setting, palette: style.Palette, width: str | None =
 
 
 def last_part(setting: Setting) -> tuple[float, float] | None:
-    """Where the last four fifths of the last phase begin and end; None where these have fewer than three points.
+    """Return where the last four fifths of the last phase begin and end; None if no curve has three points there.
 
-    In the first fifth curves rise or fall steeply, and an enlargement with it would show little else.
+    Curves rise or fall steeply in the first fifth, and an enlargement that included it would show little else.
     """
     start = boundaries(setting.runs)[-1]
     curves = [curve(group, setting.metric) for group in setting.groups]
     end = max((float(c.x.max()) for c in curves if len(c.x)), default=start)
     begin = start + 0.2 * (end - start)
-    most = max((int((c.x >= begin).sum()) for c in curves), default=0)
-    return (begin, end) if most >= 3 else None
+    points = max((int((c.x >= begin).sum()) for c in curves), default=0)
+    return (begin, end) if points >= 3 else None
 
 
-def enlarge(whole: Axes, part: Axes, drawn: Drawn, late: tuple[float, float]) -> None:
-    """Limits `part` to what lines and bands need within `late`, on the axis of `whole`, where a frame shows it."""
+def enlarge(overview: Axes, detail: Axes, drawn: Drawn, late: tuple[float, float]) -> None:
+    """Limit the axes `detail` to a range of x, and frame the same part in `overview`.
+
+    Args:
+        overview: axes with the complete curves.
+        detail: axes with the same curves; the vertical limits fit lines and bands within the range.
+        drawn: what `draw` returned.
+        late: the range, (begin, end) on the horizontal axis.
+    """
     low, high = np.inf, -np.inf
     for _, c in drawn:
         inside = (c.x >= late[0]) & (c.x <= late[1])
         for edge in (c.low, c.high, c.mean):
-            known = np.isfinite(edge)
-            if known.any():
-                values = [*edge[inside & known], np.interp(late[0], c.x[known], edge[known])]
+            finite = np.isfinite(edge)
+            if finite.any():
+                values = [*edge[inside & finite], np.interp(late[0], c.x[finite], edge[finite])]
                 low, high = min(low, *values), max(high, *values)
     if not np.isfinite(low):
         return
     room = 0.05 * (high - low) or 0.01
-    part.set_xlim(*late)
-    part.set_ylim(low - room, high + room)
-    part.set_ylabel("")
+    detail.set_xlim(*late)
+    detail.set_ylim(low - room, high + room)
+    detail.set_ylabel("")
     frame = (late[0], low - room), late[1] - late[0], high - low + 2 * room
-    whole.add_patch(Rectangle(*frame, fill=False, edgecolor=GREY, linewidth=0.7, linestyle=(0, (2, 1.5)), zorder=4))
+    overview.add_patch(Rectangle(*frame, fill=False, edgecolor=GREY, linewidth=0.7, linestyle=(0, (2, 1.5)), zorder=4))
 
 
 def title(setting: Setting, width: int = 60) -> str:
-    """Benchmark, data set or environment, model and what else distinguishes the setting, as a title."""
+    """Return a title: benchmark, data set or environment, model, and the options that distinguish the setting."""
     names = [style.name(part) for part in (setting.benchmark, setting.dataset, setting.model) if part]
     text = style.sentence_case(", ".join([*names, *filter(None, [setting.detail])]))
     return textwrap.fill(text, width, break_on_hyphens=False)

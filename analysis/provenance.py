@@ -7,11 +7,10 @@ from harness.run import provenance
 
 
 def entry_of(runs: Sequence[Run]) -> provenance.Entry:
-    """The common entry of runs, from their identities and environments."""
-    return provenance.joined(
-        [
-            provenance.of_run(run.identity or from_config(run.config), environment)
-            for run in runs
-            for environment in provenance.environments_of_rows(run.environment)
-        ]
-    )
+    """Return the common provenance entry of runs, from their identities and environments."""
+    entries = []
+    for run in runs:
+        identity = run.identity or from_config(run.config)
+        for environment in provenance.environments_of_rows(run.environment):
+            entries.append(provenance.of_run(identity, environment))
+    return provenance.joined(entries)

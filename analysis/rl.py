@@ -11,24 +11,27 @@ import numpy as np
 import pandas as pd
 
 from analysis.arrays import Floats
-from analysis.estimates import FEWEST, Estimate, widened_tail
+from analysis.estimates import MIN_SEEDS, Estimate, widened_tail
 from analysis.runs import Group, Setting
 
 NORMALISED = "eval/normalized_return"  # human-normalised; raw returns of several environments have no common scale
 RESAMPLES = 2000
-Scores = Sequence[Floats]  # one array of seeds an environment; their numbers may differ
+Scores = Sequence[Floats]  # an array for each environment, (seeds,) or (resamples, seeds)
 
 
 def iqm(scores: Scores) -> Floats:
-    """Mean of the middle half of all scores, seeds and environments together; (..., seeds) to (...)."""
-    whole = np.sort(np.concatenate(list(scores), axis=-1))
-    cut = whole.shape[-1] // 4  # of 3 scores none: the mean
-    middle: Floats = whole[..., cut : whole.shape[-1] - cut].mean(-1)
-    return middle
+    """Return the interquartile mean: the mean of the middle half of the scores of all seeds and environments.
+
+    From arrays (..., seeds) to (...).
+    """
+    pooled = np.sort(np.concatenate(list(scores), axis=-1))
+    cut = pooled.shape[-1] // 4  # 0 for up to 3 scores, whose plain mean is taken
+    result: Floats = pooled[..., cut : pooled.shape[-1] - cut].mean(-1)
+    return result
 
 
 def probability_of_improvement(ours: Scores, theirs: Scores) -> Floats:
-    """Probability that a run of ours beats one of theirs, mean over environments; ties count half."""
+    """Return the probability that a run of ours beats one of theirs, averaged over environments; ties count half."""
     wins = []
     for x, y in zip(ours, theirs, strict=True):
         difference = x[..., :, None] - y[..., None, :]
@@ -37,23 +40,23 @@ def probability_of_improvement(ours: Scores, theirs: Scores) -> Floats:
 
 
 def stratified(statistic: Callable[..., Floats], *samples: Scores) -> Estimate:
-    """A statistic with its 95 % percentile interval; seeds are resampled within each environment.
+    """Return a statistic with its 95 % percentile interval; seeds are resampled within each environment.
 
-    The interval's tails are widened for few seeds (`estimates.widened_tail`). Fewer than five seeds have none, nor have
-    resamples that all agree (each run of one method above each of the other's): they would claim certainty.
+    The interval is widened for few seeds (`estimates.widened_tail`). There is none for fewer than five seeds, nor if
+    all resamples agree (as when each run of one method is above each of the other's), since it would claim certainty.
 
     Args:
-        statistic: takes as many `Scores` as follow, or stacks of them (resamples, seeds).
-        samples: scores of one or several methods.
+        statistic: called with as many `Scores` as `samples` has; also with stacked resamples (resamples, seeds).
+        samples: scores of each method that the statistic compares.
     """
     rng = np.random.default_rng(0)
     n = min(len(x) for scores in samples for x in scores)
-    if n < FEWEST:
+    if n < MIN_SEEDS:
         return Estimate(float(statistic(*samples)), np.nan, np.nan, n)
-    every = [x for scores in samples for x in scores]
-    sizes = [len(x) for x in every]
+    arrays = [x for scores in samples for x in scores]
+    sizes = [len(x) for x in arrays]
     drawn = np.split(rng.integers(0, np.repeat(sizes, sizes), (RESAMPLES, sum(sizes))), np.cumsum(sizes)[:-1], axis=1)
-    resampled = iter([x[indices] for x, indices in zip(every, drawn, strict=True)])
+    resampled = iter([x[indices] for x, indices in zip(arrays, drawn, strict=True)])
     draws = statistic(*[[next(resampled) for _ in scores] for scores in samples])
     tail = widened_tail(n)
     low, high = np.quantile(draws, [tail, 1 - tail])
@@ -63,7 +66,10 @@ def stratified(statistic: Callable[..., Floats], *samples: Scores) -> Estimate:
 
 
 def table(settings: Sequence[Setting]) -> pd.DataFrame:
-    """One row a method over the environments that all methods share: IQM, and probability of improvement over base."""
+    """Return a table with a row for each method: IQM, and probability of improvement over base.
+
+    Only environments in which all methods ran count.
+    """
     by_method: dict[str, dict[str, Group]] = {}
     for setting in settings:
         for group in setting.groups:
@@ -71,8 +77,8 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
     common = [s.name for s in settings if all(s.name in groups for groups in by_method.values())]
     if not common:
         return pd.DataFrame()
-    every = [run for groups in by_method.values() for name in common for run in groups[name].runs]
-    key = NORMALISED if all(NORMALISED in run.history for run in every) else None
+    runs = [run for groups in by_method.values() for name in common for run in groups[name].runs]
+    key = NORMALISED if all(NORMALISED in run.history for run in runs) else None
     base = by_method.get("base")
     rows = []
     for groups in by_method.values():
@@ -93,5 +99,12 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
 
 
 def scores(groups: dict[str, Group], names: Sequence[str], key: str | None) -> Scores:
+    """Return the final scores of a method in each environment; -inf for a run that diverged.
+
+    Args:
+        groups: name of the environment's setting -> the method's runs.
+        names: the settings to return, in order.
+        key: the metric; None: each run's own score.
+    """
     finals = [np.array([run.final(key) if key else run.score() for run in groups[name].runs]) for name in names]
     return [np.where(np.isfinite(x), x, -np.inf) for x in finals]  # a run that diverged loses to all others

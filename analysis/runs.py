@@ -1,4 +1,4 @@
-"""A run, whatever it was read from, and which runs belong together.
+"""A training run as tables and figures see it, and which runs belong together.
 
 Two runs share a *setting* when everything but the method and the seed is the same; within a setting, runs of
 one *variant* (the method with its hyperparameters) differ by their seed alone and are averaged.
@@ -20,8 +20,8 @@ from analysis.boundaries import split, trigger_of
 from analysis.differences import by_number, differences, places
 from analysis.forms import label_of_config
 
-# The main metric: history key -> (axis label, whether more is better). The first one present decides; those of training
-# count in streams of tasks alone.
+# History key -> (axis label, whether more is better). A run's main metric is the first one that its history has;
+# metrics of training count only in streams of tasks.
 METRICS = {
     "test/accuracy": ("Test accuracy", True),
     "val/loss": ("Validation loss", False),
@@ -34,22 +34,22 @@ DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/retu
 
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
-MEASURING = ("metrics", "eval_batch_size")  # what is measured, and in which pieces: runs that differ in it train alike
+MEASURING = ("metrics", "eval_batch_size")  # options of measuring: runs that differ only in them train alike
 DIGEST = re.compile("[0-9a-f]{64}")
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
 )  # fmt: skip
-FULL_RESETS = ("full_reset", "fresh")  # after these nothing of earlier phases is left
+FULL_RESETS = ("full_reset", "fresh")  # methods after which nothing of earlier phases is left
 
 
 class BadRun(ValueError):
-    """Something that cannot be used as a run; the message says why."""
+    """A run that cannot be used; the message says why."""
 
 
 class SourceError(RuntimeError):
-    """A source as a whole cannot be read."""
+    """A source of runs cannot be read at all; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,15 @@ class Run:
 
     Args:
         name: the folder's name, or the id of a wandb run.
-        source: where it was read, for messages.
+        source: where the run was read from, for messages.
         config: the resolved config, nested.
-        history: one row a log step, numbers only; holds `step` and, mostly, `phase` and `epoch`.
-        finished: whether it reached its end.
-        environment: versions, commit, hardware.
-        boundaries: one row for each boundary at which a method acted; holds `step` (of the row before it) and `phase`
-            (that begins there). Also one for each firing of a trigger, with 1 in the column `firing`.
-        identity: what the run is, from its identity.json; None: made from the config.
-        failure: why it has stopped before its end, if it has said so.
+        history: one row for each logged measurement, numbers only; has `step` and mostly `phase` and `epoch`.
+        finished: whether the run reached its end.
+        environment: versions, commit and hardware, from its env.json.
+        boundaries: one row for each boundary at which the method acted; has `step` (of the row before it) and `phase`
+            (the one that begins). Also one for each firing of a trigger, with 1 in the column `firing`.
+        identity: `run` of its identity.json; None for a run without this file, whose config takes its place.
+        failure: text of the file FAILED: why training stopped; empty if there is none.
     """
 
     name: str
@@ -92,16 +92,32 @@ class Run:
 
     @classmethod
     def of(cls, name: str, source: str, meta: dict[str, Any], table: pd.DataFrame) -> "Run":
-        """A run from what a source holds: `meta` with config, finished, environment and perhaps identity.
+        """Return a run from what a source holds.
+
+        Args:
+            name: see the class.
+            source: see the class.
+            meta: `config`, `finished` and `environment`, and if known `identity` and `failure`.
+            table: all rows, with those of boundaries marked in the column `boundary`.
 
         Raises:
-            BadRun: see `check`.
+            BadRun: the run cannot be used (see `check`).
         """
         history, boundaries = split(table) if "step" in table else (table, pd.DataFrame())
         if streams.is_stream(history):
             history = streams.with_tasks(history, meta["finished"])
-        about = meta["config"], history, meta["finished"], meta["environment"]
-        return check(cls(name, source, *about, boundaries, meta.get("identity"), meta.get("failure", "")))
+        run = cls(
+            name,
+            source,
+            config=meta["config"],
+            history=history,
+            finished=meta["finished"],
+            environment=meta["environment"],
+            boundaries=boundaries,
+            identity=meta.get("identity"),
+            failure=meta.get("failure", ""),
+        )
+        return check(run)
 
     @property
     def method(self) -> str:
@@ -136,14 +152,14 @@ class Run:
 
     @cached_property
     def setting(self) -> str:
-        """Everything but method and seed, as text that is equal when the settings are."""
-        what = from_config(self.config) if self.identity is None else self.identity
-        rest = {k: v for k, v in what.items() if k not in ("method", "boundary", "trigger", "seed", *MEASURING)}
+        """Everything but method and seed, as text: two runs of the same setting have the same text."""
+        identity = from_config(self.config) if self.identity is None else self.identity
+        rest = {k: v for k, v in identity.items() if k not in ("method", "boundary", "trigger", "seed", *MEASURING)}
         return json.dumps([self.metric, one_spelling(rest)], sort_keys=True, default=str)
 
     @cached_property
     def variant(self) -> str:
-        """The method with its hyperparameters, when it acts and what restarts beside it, as comparable text."""
+        """The method with its options, its trigger and `boundary`, as text: equal for runs that differ only by seed."""
         method, boundary = self.config.get("method"), self.config.get("boundary")
         if isinstance(method, dict) and isinstance(boundary, dict):
             method = {**method, "boundary": boundary}
@@ -158,29 +174,29 @@ class Run:
 
     @property
     def x(self) -> str:
-        """The column for the horizontal axis."""
+        """The column of the history that is the horizontal axis."""
         if self.is_stream:
             return streams.TASK
         return next(key for key in ("epoch", "iteration", "env_steps", "step") if key in self.history)
 
     def score(self) -> float:
-        """What the run counts for: of a stream the mean over tasks of the last value in each, else the last value."""
+        """Return the run's main number: its last value; for a stream the mean over tasks of each task's last value."""
         return streams.mean(streams.values(self.history, self.metric)) if self.is_stream else self.final()
 
     def final(self, metric: str | None = None) -> float:
-        """The last value logged; inf if the run diverged."""
+        """Return the last value of a metric (None: the main metric); inf if the run diverged."""
         values = self.history[metric or self.metric].to_numpy(dtype=float)
         values = values[~np.isnan(values)]
         return float(values[-1]) if len(values) else float("nan")
 
     @property
     def phases(self) -> pd.Series:
-        """The phase of each row; 0 where a run has logged none."""
+        """The phase of each row of the history; 0 if the run has logged no phase."""
         return self.history["phase"] if "phase" in self.history else pd.Series(0, self.history.index)
 
     @property
     def after_the_act(self) -> pd.DataFrame:
-        """The rows after the first boundary, where methods act; of a run without a boundary, all."""
+        """The rows after the first boundary, from which on methods differ; all rows of a run without a boundary."""
         phase = self.phases
         rows: pd.DataFrame = self.history.loc[(phase > phase.min()) | (phase.max() == phase.min())]
         return rows
@@ -194,13 +210,13 @@ class Run:
         return rows
 
     def best(self) -> float:
-        """The best value after the act: what all methods of a sweep share is not theirs."""
+        """Return the best value after the first boundary; the first phase is the same for all methods of a sweep."""
         values = self.after_the_act[self.metric].where(np.isfinite)
         return float(values.max() if METRICS[self.metric][1] else values.min())
 
 
 def one_spelling(config: Any) -> Any:
-    """A configuration in which 1.0 is written 1, so that runs that spelled one value in two ways are alike."""
+    """Return a configuration with 1.0 written as 1, so that two spellings of one value compare as equal."""
     if isinstance(config, dict):
         return {key: one_spelling(value) for key, value in config.items()}
     if isinstance(config, list):
@@ -209,7 +225,7 @@ def one_spelling(config: Any) -> Any:
 
 
 def short_digests(config: Any) -> Any:
-    """A configuration with eight digits of each SHA-256 in it, as of a folder's images: enough to tell two apart."""
+    """Return a configuration with each SHA-256 in it cut to eight digits, which suffice to distinguish two runs."""
     if isinstance(config, dict):
         return {key: short_digests(value) for key, value in config.items()}
     if isinstance(config, list):
@@ -218,21 +234,21 @@ def short_digests(config: Any) -> Any:
 
 
 def metric_of(history: pd.DataFrame) -> str | None:
-    """The first of METRICS that a history has."""
+    """Return the main metric: the first of METRICS that a history has; None if it has none."""
     is_stream = streams.is_stream(history)
     return next((key for key in METRICS if key in history and (is_stream or not key.startswith("train/"))), None)
 
 
 def from_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What a run is, from the config of one that has no identity.json."""
-    from harness.run.identity import EXECUTION, NOT_IDENTITY  # here: it imports torch
+    """Return the identity of a run that has no identity.json, from its config."""
+    from harness.run.identity import EXECUTION, NOT_IDENTITY  # imported late: it needs torch
 
     left_out = (*NOT_IDENTITY, *EXECUTION, *(() if config.get("holdout") else ("holdout",)))
     return {key: value for key, value in config.items() if key not in left_out}
 
 
 def group_name(config: dict[str, Any], group: str) -> str:
-    """The name of a config group, written `group: {name: x}` or `group: x`; empty if absent."""
+    """Return the name of a config group's choice, written `group: {name: x}` or `group: x`; empty if absent."""
     value = config.get(group)
     if isinstance(value, dict):
         value = value.get("name")
@@ -240,10 +256,10 @@ def group_name(config: dict[str, Any], group: str) -> str:
 
 
 def check(run: Run) -> Run:
-    """The run itself.
+    """Return the run unchanged if figures can use it.
 
     Raises:
-        BadRun: a required key is missing, or its history is not valid.
+        BadRun: a required key is missing, or the history is not valid.
     """
     if not run.method or "seed" not in run.config:
         raise BadRun("not a run of this project: its config has no `method.name` or no `seed`")
@@ -260,7 +276,7 @@ def check(run: Run) -> Run:
 
 
 def why_nothing_to_show(run: Run) -> str:
-    """Of a run whose rows have no number that figures show."""
+    """Return why a run cannot be shown whose rows have no number that figures show."""
     if not run.finished:
         return f"failed: {run.failure}" if run.failure else "unfinished: nothing that figures show is in its rows yet"
     if "step" in run.history and "env" in run.config:
@@ -272,8 +288,12 @@ def why_nothing_to_show(run: Run) -> str:
 
 
 def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
-    """Drops unfinished runs, and of several copies of one run all but the most complete."""
-    kept: dict[tuple[str, str, int], Run] = {}
+    """Separate usable runs from unfinished ones and from copies; of several copies the most complete one is used.
+
+    Returns:
+        The runs in the order of their sources, and what was left out with the reason.
+    """
+    selected: dict[tuple[str, str, int], Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
         if not run.finished and not include_unfinished:
@@ -283,14 +303,14 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         if run.is_stream and run.history[streams.TASK].isna().all():
             left_out.append(LeftOut(run.source, "unfinished: none of its tasks has ended yet"))
             continue
-        first = kept.setdefault((run.setting, run.variant, run.seed), run)
+        first = selected.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:
             left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
-    return sorted(kept.values(), key=lambda r: r.source), left_out
+    return sorted(selected.values(), key=lambda r: r.source), left_out
 
 
 def bounds_of(metric: str) -> tuple[float, float]:
-    """What the values of a metric cannot leave."""
+    """Return (lower bound, upper bound) of a metric's values, infinite where there is none."""
     return BOUNDS.get(metric.rpartition("/")[2], (-float("inf"), float("inf")))
 
 
@@ -299,18 +319,18 @@ class Group:
     """The runs of one variant of a method in one setting: they differ by seed."""
 
     method: str
-    detail: str  # what distinguishes this variant from others of the same method; empty when there is one
-    place: tuple[int, int]  # its colour and its dash among them: `differences.places`
+    detail: str  # options that distinguish this variant from others of the method; empty if it is the only one
+    place: tuple[int, int]  # indices of its colour and its dash among them, see `differences.places`
     runs: list[Run]
 
     @property
     def key(self) -> str:
-        """The method as the files of results name it."""
+        """The name in the files of results: the method's name in conf/, with `detail`."""
         return f"{self.method} ({self.detail})" if self.detail else self.method
 
     @property
     def label(self) -> str:
-        """The method as figures and tables name it."""
+        """The name in figures and tables, such as `FIRE (iterations=5)`."""
         return label_of_config(self.runs[0].config, self.detail)
 
 
@@ -321,7 +341,7 @@ class Setting:
     benchmark: str
     dataset: str
     model: str
-    detail: str  # what distinguishes it from settings of the same three names
+    detail: str  # options that distinguish it from settings with the same three names
     metric: str
     groups: list[Group]
 
@@ -339,12 +359,13 @@ class Setting:
 
     @property
     def y_label(self) -> str:
-        """What the vertical axis shows."""
+        """The label of the vertical axis."""
         run, label = self.groups[0].runs[0], METRICS[self.metric][0]
         if not run.is_stream or self.metric == "task/return":
             return label
-        once = run.history["phase"].is_unique and run.history.get("epoch", pd.Series(1)).iloc[0] == 1  # each example
-        if once and self.metric.startswith("train/"):
+        one_row_a_task = run.history["phase"].is_unique
+        sees_examples_once = one_row_a_task and run.history.get("epoch", pd.Series(1)).iloc[0] == 1
+        if sees_examples_once and self.metric.startswith("train/"):
             return label.replace("Training", "Online")
         return f"{label}, end of task"
 
@@ -354,69 +375,72 @@ class Setting:
         return "-".join(names) + (f" ({self.detail})" if self.detail else "")
 
     def group(self, method: str) -> Group | None:
-        """The only variant of a method, else None: several have no single line to compare with."""
-        found = [group for group in self.groups if group.method == method]
-        return found[0] if len(found) == 1 else None
+        """Return the only variant of a method; None if there is none, or several, of which none is the reference."""
+        variants = [group for group in self.groups if group.method == method]
+        return variants[0] if len(variants) == 1 else None
 
 
 def with_full_resets(runs: Iterable[Run]) -> list[Run]:
-    """The runs, and each full reset once more for every other checkpoint that runs of the same kind start from.
+    """Return the runs, with each full reset of a language model repeated in the settings of the other checkpoints.
 
-    A full reset of a language model, to initial weights or to a new network, does not depend on the checkpoint
-    (`benchmark.start`), so it is trained from one.
+    A full reset does not depend on the checkpoint that the second phase starts from (`benchmark.start`), so it is
+    trained from one checkpoint only, and its runs are compared with those of every other.
     """
-    found = list(runs)
-    have = {(run.setting, run.variant, run.seed) for run in found}
-    starts = {str(value): value for run in found if (value := start_of(run)) not in (None, "scratch")}
-    others = {run.setting for run in found if run.method not in FULL_RESETS}
-    for run in [run for run in found if run.method in FULL_RESETS and start_of(run) is not None]:
+    all_runs = list(runs)
+    present = {(run.setting, run.variant, run.seed) for run in all_runs}
+    starts = {str(value): value for run in all_runs if (value := start_of(run)) not in (None, "scratch")}
+    other_settings = {run.setting for run in all_runs if run.method not in FULL_RESETS}
+    full_resets = [run for run in all_runs if run.method in FULL_RESETS and start_of(run) is not None]
+    for run in full_resets:
         for start in starts.values():
             benchmark = {**run.config["benchmark"], "start": start}
             identity = None if run.identity is None else {**run.identity, "benchmark": benchmark}
-            moved = replace(run, config={**run.config, "benchmark": benchmark}, identity=identity)
-            if moved.setting in others and (key := (moved.setting, moved.variant, moved.seed)) not in have:
-                have.add(key)
-                found.append(moved)
-    return found
+            repeated = replace(run, config={**run.config, "benchmark": benchmark}, identity=identity)
+            key = (repeated.setting, repeated.variant, repeated.seed)
+            if repeated.setting in other_settings and key not in present:
+                present.add(key)
+                all_runs.append(repeated)
+    return all_runs
 
 
 def start_of(run: Run) -> Any:
-    """The checkpoint of the first phase that a language run starts its second from; None elsewhere."""
+    """Return the first phase's checkpoint that a language run starts its second phase from; None for other runs."""
     benchmark = run.config.get("benchmark")
     return benchmark.get("start") if isinstance(benchmark, dict) else None
 
 
 def settings(runs: Iterable[Run]) -> list[Setting]:
-    """Groups runs by setting, then by method variant, in a stable order."""
+    """Group runs by setting, then by method variant, in a stable order."""
     by_setting: dict[str, list[Run]] = {}
     for run in with_full_resets(runs):
         by_setting.setdefault(run.setting, []).append(run)
-    by_names: dict[tuple[str, str, str], list[list[Run]]] = {}
+    by_names: dict[tuple[str, str, str], list[list[Run]]] = {}  # benchmark, dataset, model -> runs of each setting
     for members in by_setting.values():
         first = members[0]
         by_names.setdefault((first.benchmark, first.dataset, first.model), []).append(members)
-    out = []
-    for names, alike in sorted(by_names.items()):
-        alike.sort(key=lambda members: by_number(members[0].setting))
-        # Most often the scale differs; then it is enough.
-        scales = [{"scale": members[0].config.get("scale")} for members in alike]
-        rests = [short_digests(json.loads(members[0].setting)[1]) for members in alike]
-        details = differences(scale | rest for scale, rest in zip(scales, rests, strict=True))
-        for members, detail in zip(alike, details, strict=True):
-            out.append(Setting(*names, detail, members[0].metric, method_groups(members)))
-    return out
+    result = []
+    for names, same_names in sorted(by_names.items()):
+        same_names.sort(key=lambda members: by_number(members[0].setting))
+        configs = []
+        for members in same_names:
+            # The scale comes first: settings mostly differ by it, and then it alone is named.
+            scale = {"scale": members[0].config.get("scale")}
+            configs.append(scale | short_digests(json.loads(members[0].setting)[1]))
+        for members, detail in zip(same_names, differences(configs), strict=True):
+            result.append(Setting(*names, detail, members[0].metric, method_groups(members)))
+    return result
 
 
 def method_groups(runs: Iterable[Run]) -> list[Group]:
-    """The variants of each method among the runs of one setting."""
+    """Return the groups of one setting's runs: a group for each variant of each method, in the order of ORDER."""
     by_method: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         by_method.setdefault(run.method, {}).setdefault(run.variant, []).append(run)
-    out = []
+    groups = []
     for method in sorted(by_method, key=lambda m: (ORDER.index(m) if m in ORDER else len(ORDER), m)):
         variants = by_method[method]
         ordered = sorted(variants, key=by_number)
         configs = [json.loads(variant) for variant in ordered]
         for variant, detail, place in zip(ordered, differences(configs), places(configs), strict=True):
-            out.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
-    return out
+            groups.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
+    return groups

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
-COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column paper
+COLUMN, PAGE = 3.4, 7.0  # widths in inches, in a two-column paper
 
 # Black and grey for the two reference methods, Okabe and Ito (2008), Tol's muted colours. From `pi` on those that lie
 # farthest from all before them in CIE L*a*b*, to every kind of colour vision (tests/analysis/test_style.py).
@@ -45,10 +45,10 @@ COLOURS = {
     "fresh": "#00403C",
     "fire_half": "#F0A070",
 }
-SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # chains and methods of others
-# A mark beside the colour for the methods whose colours are no well-known ones.
+SPARE = ("#44AA99", "#AA4499", "#117733", "#CC6677", "#88CCEE")  # for chains, and for methods that users add
+# Methods whose colours are hard to tell apart have a mark too.
 MARKS = dict(zip([*COLOURS][12:], "os^vDPX<>phd*8H1234", strict=True))
-# What variants of a method have beside its own colour, by the values of one option.
+# Colours of a method's variants after the first, which has the method's own colour.
 VARIANTS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
 DASHES = {"base": (0, (4, 1.5)), "full_reset": (0, (1.2, 1.2))}
 VARIANT_DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)), (0, (8, 2)))
@@ -104,6 +104,7 @@ NAMES = {
     "continual_pretraining": "Continual pre-training",
     "one_text": "One text",
     "permuted_text": "Permuted text",
+    "tiny_permuted_text": "Permuted text, tiny model",
     "openwebtext": "OpenWebText",
     "pydoc": "pydoc",
     "stdlib": "standard library",
@@ -180,17 +181,21 @@ RC: dict[Any, Any] = {
 
 
 def name(key: str) -> str:
-    """How a method, benchmark, data set, environment or model is written in a figure."""
+    """Return how a method, benchmark, data set, environment or model is written in figures."""
     return NAMES.get(key, key.replace("_", " "))
 
 
 def sentence_case(text: str) -> str:
-    """A title with its first word capitalised; names such as h1-walk-v0 stay as they are."""
+    """Return a title with its first word capitalised, unless that is a name such as h1-walk-v0."""
     return text[:1].upper() + text[1:] if re.match(r"[a-z]+(\W? |$)", text) else text
 
 
 class Palette:
-    """Colours of all methods of one call, so that a method has the same one in each figure."""
+    """The colours of methods, the same in all figures of one call.
+
+    Args:
+        methods: names of all methods that will be drawn.
+    """
 
     def __init__(self, methods: Iterable[str]) -> None:
         methods = {*methods}
@@ -201,7 +206,12 @@ class Palette:
         self.spare_round = {method: i // len(SPARE) for i, method in enumerate(others)}
 
     def line(self, method: str, place: tuple[int, int] = (0, 0)) -> dict[str, Any]:
-        """Keyword arguments of a line: its colour and mark show the method, of variants colour and dash the options."""
+        """Return keyword arguments for drawing a method's line.
+
+        Args:
+            method: name of the method; it decides colour and mark.
+            place: indices of a variant's colour and dash (`differences.places`).
+        """
         number, dash = place
         turn = dash + self.spare_round.get(method, 0)
         colour = self.variants[(number - 1) % len(self.variants)] if number else self.colours[method]
@@ -212,13 +222,13 @@ class Palette:
 
 
 def number_tasks(axes: Axes, tasks: float) -> None:
-    """The horizontal axis of a stream: whole tasks, from 1."""
+    """Set the limits and ticks of a stream's horizontal axis to whole numbers of tasks, from 1."""
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, math.inf) if tasks / step <= 7)
     axes.set_xlim(0.5, tasks + 0.5)
     axes.set_xticks([1, *(step * i for i in range(1, int(tasks / step) + 1) if step * i > 1)])
 
 
 def use() -> None:
-    """Applies the style; needs no display."""
+    """Apply the style to all figures from now on, and draw without a display."""
     mpl.use("Agg")
     mpl.rcParams.update(RC)

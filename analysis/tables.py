@@ -16,9 +16,9 @@ from analysis.boundaries import FIRING
 from analysis.estimates import Estimate, Paired, holm, mean, paired
 from analysis.runs import Group, Run, Setting, bounds_of
 
-REFERENCES = ("base", "fire")  # what each method is compared with
-SHARE = 0.1  # of the tasks: the first, and the last
-Numbers = dict[int, float]  # by seed
+REFERENCES = ("base", "fire")  # methods that each other method is compared with
+SHARE = 0.1  # of a stream's tasks, in the columns of its first and its last tasks
+Numbers = dict[int, float]  # seed -> number
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Column:
     """A column of estimates in the table of results.
 
     Attributes:
-        heading: of the table; `{few}` in it is the number of tasks in a tenth of them.
-        of: a column of `rows_of`.
-        tasks: over which tasks of a run it is averaged: `all`, `first tenth`, `last tenth` or `last`.
+        heading: the column's heading; `{few}` in it stands for the number of tasks in a tenth of the stream.
+        of: the column of `rows_of` that is averaged.
+        tasks: the tasks of a run over which it is averaged: `all`, `first tenth`, `last tenth` or `last`.
     """
 
     heading: str
@@ -48,20 +48,20 @@ OF_STREAM = (
 
 
 def results(setting: Setting) -> pd.DataFrame:
-    """One row a method: how its runs ended, and the paired differences to base and to FIRE, with Holm's correction.
+    """Return a table with a row for each method: how its runs ended, and its paired differences to base and to FIRE.
 
-    Of agents the other return too: that of training episodes beside evaluations, and of greedy evaluations where tasks
-    are scored by training episodes. Differences are of the first column.
+    Differences are of the first column of estimates, with p values after Holm's correction. Agents have both returns:
+    that of training episodes beside evaluations, or that of greedy evaluations beside tasks' training episodes.
     """
     groups = setting.groups
     rows = {group.key: pd.concat([rows_of(run).assign(seed=run.seed) for run in group.runs]) for group in groups}
-    every = pd.concat(rows.values())
-    tasks = every["task"].nunique() if "task" in every else 1
+    all_rows = pd.concat(rows.values())
+    tasks = all_rows["task"].nunique() if "task" in all_rows else 1
     few = max(1, round(SHARE * tasks))
     table: dict[str, list[object]] = {"method": [group.label for group in groups], "n": [seeds(g) for g in groups]}
     first, *_ = columns = OF_STREAM if setting.runs[0].is_stream else OF_RUN
     for column in columns:
-        has_numbers = column.of in every and bool(every[column.of].notna().any())
+        has_numbers = column.of in all_rows and bool(all_rows[column.of].notna().any())
         if has_numbers and (tasks > 1 or "tenth" not in column.tasks):
             means = (mean([*by_seed(rows[group.key], column, few).values()]) for group in groups)
             bounds = bounds_of(setting.metric) if setting.domain != "rl" else (-np.inf, np.inf)
@@ -75,16 +75,16 @@ def results(setting: Setting) -> pd.DataFrame:
 
 
 def compare(numbers: Mapping[str, Numbers], references: Sequence[str]) -> dict[tuple[str, str], Paired]:
-    """Paired differences of every method to each reference, with p values corrected over all of them.
+    """Return the paired differences of every method to each reference, with p values corrected over all of them.
 
-    A reference against another one, and that one against it, are a single comparison of the family.
+    Two references are compared with each other in both directions; this counts as one comparison of the family.
 
     Args:
-        numbers: by method, one number a seed.
-        references: those of the methods that the others are compared with.
+        numbers: method -> one number for each seed.
+        references: the methods that all others are compared with.
 
     Returns:
-        (method, reference) -> the difference; no entry where two have no seed in common.
+        (method, reference) -> the difference; pairs without a common seed have no entry.
     """
     pairs = {
         (method, reference): pair
@@ -98,12 +98,12 @@ def compare(numbers: Mapping[str, Numbers], references: Sequence[str]) -> dict[t
 
 
 def by_seed(rows: pd.DataFrame, column: Column, few: int) -> Numbers:
-    """The mean of a column over some tasks, for each seed.
+    """Return the mean of a column over some tasks, for each seed.
 
     Args:
-        rows: a row for each task of each run, in the order of the tasks.
-        column: of which number, and over which tasks.
-        few: how many tasks the first and the last tenth have.
+        rows: a row for each task of each run, in the order of the tasks, with `seed`.
+        column: says which number is averaged, and over which tasks.
+        few: number of tasks in the first and in the last tenth.
     """
     parts = {"first tenth": slice(0, few), "last tenth": slice(-few, None), "last": slice(-1, None)}
     part = parts.get(column.tasks, slice(None))
@@ -115,25 +115,25 @@ def by_seed(rows: pd.DataFrame, column: Column, few: int) -> Numbers:
 
 
 def within(estimate: Estimate, bounds: tuple[float, float]) -> Estimate:
-    """An estimate whose interval does not leave what values lie between."""
+    """Return an estimate with its interval cut off at the bounds of the values."""
     return replace(estimate, low=max(estimate.low, bounds[0]), high=min(estimate.high, bounds[1]))
 
 
 def rows_of(run: Run) -> pd.DataFrame:
-    """What the table shows of a run: a row for each task of a stream, else one row."""
+    """Return a run's numbers for the table: a row for each task of a stream, else one row."""
     if run.is_stream:
-        return of_tasks(run)
+        return task_rows(run)
     row = {"final": run.final(), "best": run.best()}
     if run.metric == "eval/return" and "train/return" in run.history:
         row["training"] = float(run.last_quarter["train/return"].mean())
     return pd.DataFrame([row])
 
 
-def of_tasks(run: Run) -> pd.DataFrame:
-    """A row for each task of a stream; of agents with the return of evaluations.
+def task_rows(run: Run) -> pd.DataFrame:
+    """Return a row for each task of a stream.
 
     `value` is the metric at the end of the task, `online` its average over the run so far, and `kept` the accuracy on
-    the task before, right after the boundary.
+    the previous task right after the boundary. Agents also have `evaluation`, the return of evaluations.
     """
     ends = run.history[run.history[streams.TASK].notna()]
     online = next(key for key in streams.ONLINE if key in ends)
@@ -141,11 +141,11 @@ def of_tasks(run: Run) -> pd.DataFrame:
     if run.metric == "task/return":
         columns["evaluation"] = "eval/return"
     numbers = pd.DataFrame({name: ends[key] for name, key in columns.items() if key in ends})
-    return numbers.assign(task=ends[streams.TASK].astype(int), kept=of_boundaries(run, streams.KEPT, ends["phase"]))
+    return numbers.assign(task=ends[streams.TASK].astype(int), kept=boundary_numbers(run, streams.KEPT, ends["phase"]))
 
 
-def of_boundaries(run: Run, column: str, phases: Iterable[Any]) -> Floats:
-    """A number of the boundary that begins each of the phases; NaN where there is none."""
+def boundary_numbers(run: Run, column: str, phases: Iterable[Any]) -> Floats:
+    """Return a number of the boundary before each of the phases, (phases,); NaN if a boundary lacks it."""
     acted = run.boundaries
     if FIRING in acted:
         acted = acted[acted[FIRING] == 0]
@@ -156,15 +156,15 @@ def of_boundaries(run: Run, column: str, phases: Iterable[Any]) -> Floats:
 
 
 def seeds(group: Group) -> int | str:
-    """The number of seeds, and how many of them ended in NaN and are left out of means."""
+    """Return the number of seeds, with the number of those that diverged, which means leave out."""
     diverged = sum(abs(run.score()) == float("inf") for run in group.runs)
     return f"{len(group.runs)} ({diverged} diverged)" if diverged else len(group.runs)
 
 
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
-    """The paper's table 10, from runs: how FIRE computed -> DfI and SFE at boundaries.
+    """Return the paper's table 10 from runs: DfI and SFE at boundaries for each way of computing FIRE.
 
-    With the rows of base and full reset, which are what it can be measured by; how runs ended, `results` says.
+    Base and full reset have rows too, for comparison. `results` has the accuracies.
     """
     rows = []
     for setting in settings:
@@ -184,24 +184,25 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
 
 
 def options(group: Group) -> dict[str, object]:
-    """The method's options, as all runs of the group have them."""
+    """Return the method's options, which all runs of a group share."""
     method = group.runs[0].config["method"]
     return method if isinstance(method, dict) else {}
 
 
 def at_boundaries(setting: Setting) -> pd.DataFrame:
-    """What each method did at each boundary and how long it took, mean over seeds."""
+    """Return a table of what each method changed at each boundary and how long it took, as means over seeds."""
     rows = []
     for group in setting.groups:
-        every = pd.concat([run.boundaries for run in group.runs], ignore_index=True)
-        columns = [str(name) for name in every if str(name).startswith("boundary/") or name == "method/seconds"]
-        if not columns or "phase" not in every:
+        acts = pd.concat([run.boundaries for run in group.runs], ignore_index=True)
+        columns = [str(name) for name in acts if str(name).startswith("boundary/") or name == "method/seconds"]
+        if not columns or "phase" not in acts:
             continue
-        for _, part in every.dropna(subset=columns, how="all").groupby("phase"):
+        for _, part in acts.dropna(subset=columns, how="all").groupby("phase"):
             means = {readable(name): float(part[name].mean()) for name in columns}
             rows.append({"method": group.label, "phase": int(part["phase"].iloc[0]), **means})
     return pd.DataFrame(rows)
 
 
 def readable(key: str) -> str:
+    """Return a column's heading for the name of a number: `boundary/dfi_after` becomes `DfI after`."""
     return key.rpartition("/")[2].replace("_", " ").replace("dfi", "DfI").replace("sfe", "SFE")

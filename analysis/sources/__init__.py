@@ -1,4 +1,4 @@
-"""Where runs come from. Each source yields a `Run`, or a `LeftOut` for what it could not use, one at a time.
+"""Read runs from their sources. Each source yields a `Run`, or a `LeftOut` for one that cannot be used, one at a time.
 
 runs                     a folder of run folders
 wandb-local:wandb        .wandb files on disk, synced or not
@@ -13,10 +13,10 @@ from analysis.sources import folders, small, wandb_local, wandb_service
 
 
 def read(source: str) -> Iterator[Run | LeftOut]:
-    """Everything that a source holds.
+    """Return an iterator over all runs of a source.
 
     Raises:
-        SourceError: there is no such source.
+        SourceError: the source does not exist or cannot be read.
     """
     kind, _, rest = source.partition(":")
     if kind == "wandb":
@@ -29,6 +29,11 @@ def read(source: str) -> Iterator[Run | LeftOut]:
 
 
 def existing(name: str) -> Path:
+    """Return the path of a folder.
+
+    Raises:
+        SourceError: there is no such folder.
+    """
     root = Path(name)
     if not root.is_dir():
         raise SourceError(f"no folder {name!r}; train something first, or name another with --runs")
@@ -36,7 +41,14 @@ def existing(name: str) -> Path:
 
 
 def load(sources: Iterable[str], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
-    """The usable runs of all sources, and what was left out."""
-    found = [item for source in sources for item in read(source)]
-    runs, left_out = select((item for item in found if isinstance(item, Run)), include_unfinished)
-    return runs, [item for item in found if isinstance(item, LeftOut)] + left_out
+    """Return the usable runs of all sources, and those that were left out."""
+    runs: list[Run] = []
+    unusable: list[LeftOut] = []
+    for source in sources:
+        for item in read(source):
+            if isinstance(item, Run):
+                runs.append(item)
+            else:
+                unusable.append(item)
+    selected, left_out = select(runs, include_unfinished)
+    return selected, unusable + left_out

@@ -1,4 +1,4 @@
-"""Run folders: config.yaml, identity.json, env.json, metrics.jsonl and, once finished, DONE."""
+"""Read run folders: config.yaml, identity.json, env.json, metrics.jsonl and, once finished, DONE."""
 
 import hashlib
 import json
@@ -19,18 +19,18 @@ YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is 8 tim
 
 
 def read(root: Path) -> Iterator[Run | LeftOut]:
-    """The runs below `root`, at any depth, in the order of their names."""
+    """Yield the runs below `root`, at any depth, in the order of their names."""
     for folder in find(root):
         try:
             yield read_folder(folder)
         except BadRun as reason:
             yield LeftOut(str(folder), str(reason))
-        except Exception as error:  # one bad folder costs one line, whatever is wrong with it
+        except Exception as error:  # whatever is wrong with one folder, the others are read
             yield LeftOut(str(folder), f"unreadable: {error or type(error).__name__}")
 
 
 def find(root: Path) -> list[Path]:
-    """Run folders. Hidden folders are skipped."""
+    """Return the run folders below `root`, or `root` itself if it is one. Hidden folders are skipped."""
     if any((root / mark).exists() for mark in MARKS):
         return [root]
     below = [child for child in sorted(root.iterdir()) if child.is_dir() and not child.is_symlink()]
@@ -38,10 +38,10 @@ def find(root: Path) -> list[Path]:
 
 
 def read_folder(folder: Path) -> Run:
-    """One run folder.
+    """Read one run folder.
 
     Raises:
-        BadRun: it is no run of this project, or corrupt.
+        BadRun: the folder is no run of this project, or is damaged.
     """
     for name in MARKS[:2]:
         if not (folder / name).exists():
@@ -54,24 +54,26 @@ def read_folder(folder: Path) -> Run:
     if finished:
         mapping(folder / "DONE")
         check(folder)
-    about, what = folder / "env.json", folder / "identity.json"
+    env_file, identity_file = folder / "env.json", folder / "identity.json"
     meta = {
         "config": mapping(folder / "config.yaml", lambda raw: yaml.load(raw, YamlLoader)),  # a safe loader
-        "environment": mapping(about) if about.exists() else {},
+        "environment": mapping(env_file) if env_file.exists() else {},
         "finished": finished,
         "failure": failure,
-        "identity": mapping(what).get("run") if what.exists() else None,  # None: from before there was the file
+        "identity": mapping(identity_file).get("run")
+        if identity_file.exists()
+        else None,  # None: a run of an older version
     }
     if not isinstance(meta["identity"], dict | None):
-        raise BadRun(f"corrupt: {what.name} does not say what the run is")
+        raise BadRun(f"corrupt: {identity_file.name} does not say what the run is")
     return Run.of(folder.name, str(folder), meta, table(parse_lines((folder / "metrics.jsonl").read_bytes(), finished)))
 
 
 def check(folder: Path) -> None:
-    """Hold the files of a finished run against its checksums; runs of older versions have none.
+    """Compare the files of a finished run with its checksums; runs of older versions have none.
 
     Raises:
-        BadRun: a file is not what the run has written.
+        BadRun: a file is not as the run has written it.
     """
     if not (folder / "checksums.json").exists():
         return
@@ -81,10 +83,10 @@ def check(folder: Path) -> None:
 
 
 def mapping(file: Path, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
-    """A file's content.
+    """Return a file's content, parsed.
 
     Raises:
-        BadRun: it is no mapping, or cannot be read.
+        BadRun: the content is no mapping, or the file cannot be read.
     """
     try:
         content = parse(file.read_bytes())
@@ -96,7 +98,11 @@ def mapping(file: Path, parse: Callable[[bytes], Any] = json.loads) -> dict[str,
 
 
 def parse_lines(raw: bytes, finished: bool) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl. A run that is being written may end in a partial line."""
+    """Return the rows of a metrics.jsonl. That of an unfinished run may end in a partial line, which is dropped.
+
+    Raises:
+        BadRun: a line is no JSON, or there is no row.
+    """
     lines = raw.split(b"\n")
     if lines[-1] and not finished:
         lines.pop()
@@ -112,10 +118,10 @@ def parse_lines(raw: bytes, finished: bool) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as a table of numbers; keys that hold text go.
+    """Return rows as a table of numbers, without keys that hold text.
 
-    A boundary's row gets 1 in the column `boundary`. NaN says that a row lacks the key. A NaN that was logged, of a run
-    that diverged, becomes inf to tell it apart, as do values too large to be drawn.
+    The row of a boundary has 1 in the column `boundary`. NaN means that a row lacks the key; a logged NaN, of a run
+    that diverged, therefore becomes inf, as does a value that is too large to be drawn.
     """
     rows = [boundaries.flag(row) for row in rows]
     columns = {}

@@ -23,16 +23,16 @@ MAIN = [key for key in METRICS if not key.startswith("train/")]
 COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN, "train/return")
 PREFIXES = ("boundary/", "firing/", "method/", "eval/")
 OF_STREAMS = ("train/accuracy", "train/loss", "online/accuracy", "online/loss")
-POINTS = 200  # rows kept of a run
-# Where a run is kept and mirrored, which is no part of what it is, and the command line, which has the folders typed.
+POINTS = 200  # evenly spaced rows of a run that are written
+# Options that are not written: where a run is kept and mirrored, and the command line, which may name folders.
 PRIVATE = ("paths", "cache", "checkpoint", "tracker", "progress", "hydra", "command")
 PATH = re.compile(r"(~|[A-Za-z]:)?[/\\].*")
 
 
 def read(file: Path) -> Iterator[Run | LeftOut]:
-    """The runs in `name.csv`."""
+    """Yield the runs in `name.csv`."""
     try:
-        about = json.loads(file.with_suffix(".runs.json").read_text(encoding="utf-8"))
+        descriptions = json.loads(file.with_suffix(".runs.json").read_text(encoding="utf-8"))
         rows = pd.read_csv(file, index_col="run", dtype={"run": str})
     except (OSError, ValueError) as error:
         yield LeftOut(str(file), f"corrupt: {str(error).splitlines()[0]}")
@@ -40,11 +40,12 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
     for name, part in rows.groupby(level=0, sort=False):
         source = f"{file}:{name}"
         try:
-            if name not in about["runs"]:
+            if name not in descriptions["runs"]:
                 raise BadRun(f"{file.stem}.runs.json does not name it")
             table = part.reset_index(drop=True).dropna(axis="columns", how="all").astype(float)
-            meta = {"config": merge(about["common"], about["runs"][name]), "environment": about["environment"]}
-            if identities := about.get("identity"):
+            config = merge(descriptions["common"], descriptions["runs"][name])
+            meta = {"config": config, "environment": descriptions["environment"]}
+            if identities := descriptions.get("identity"):
                 meta["identity"] = merge(identities["common"], identities["runs"][name])
             yield Run.of(str(name), source, {**meta, "finished": True}, table)
         except BadRun as reason:
@@ -52,7 +53,10 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
 
 
 def write(runs: Sequence[Run], file: Path) -> list[Path]:
-    """Writes runs to `name.csv` and `name.runs.json`; what all configs share is written once."""
+    """Write runs to `name.csv` and `name.runs.json`, and return the written paths.
+
+    Options that all configs share are written once.
+    """
     parts = []
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
@@ -70,9 +74,11 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
     }
     identities = [public(run.identity) for run in runs if run.identity is not None]
     if len(identities) == len(runs):
-        alike = shared(identities)
-        own = {run.name: without(one, alike) for run, one in zip(runs, identities, strict=True)}
-        about["identity"] = {"common": alike, "runs": own}
+        common_identity = shared(identities)
+        differing = {}
+        for run, identity in zip(runs, identities, strict=True):
+            differing[run.name] = without(identity, common_identity)
+        about["identity"] = {"common": common_identity, "runs": differing}
     file.parent.mkdir(parents=True, exist_ok=True)
     table.to_csv(file, index=False, float_format="%.6g", lineterminator="\n")
     provenance.write(file, entry_of(runs))
@@ -82,7 +88,7 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
 
 
 def public(about: dict[str, Any]) -> dict[str, Any]:
-    """A configuration or environment without folders of a machine; an absolute path is cut to its last part."""
+    """Return a configuration or environment without a machine's folders; absolute paths are cut to their last part."""
 
     def cut(value: Any) -> Any:
         if isinstance(value, dict):
@@ -97,10 +103,14 @@ def public(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def kept_rows(run: Run) -> Ints:
-    """Some rows, evenly, and the best, the last and those about each boundary, so that tables do not change."""
+    """Return the indices of the rows to write: evenly spaced ones, and all that tables need.
+
+    Tables need the best and the last row, those before and after each boundary, and those of the last quarter if it has
+    training returns. Of a stream, the last row of each task is enough.
+    """
     history, last = run.history, len(run.history) - 1
     if run.is_stream:
-        return np.flatnonzero(history[run.x].notna())  # a row a task
+        return np.flatnonzero(history[run.x].notna())  # the last row of each task
     keep = {0, last, *np.linspace(0, last, min(POINTS, last + 1)).astype(int)}
     for values in (history[run.metric], run.after_the_act[run.metric]):
         if values.notna().any():
@@ -118,7 +128,7 @@ def kept_rows(run: Run) -> Ints:
 
 
 def shared(dicts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What nested dicts have in common."""
+    """Return the entries that nested dicts have in common."""
     first, rest = dicts[0], dicts[1:]
     out = {}
     for key, value in first.items():
@@ -130,7 +140,7 @@ def shared(dicts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without(config: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
-    """A nested dict less what is in `common`."""
+    """Return a nested dict without the entries that it shares with `common`."""
     out = {}
     for key, value in config.items():
         if key not in common:
@@ -141,6 +151,6 @@ def without(config: dict[str, Any], common: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Undoes `without`."""
+    """Undo `without`: return the entries of both nested dicts."""
     both = {k: merge(common[k], v) if isinstance(v, dict) and k in common else v for k, v in own.items()}
     return common | both

@@ -1,4 +1,4 @@
-"""wandb runs on disk, synced or not: the `.wandb` file in `wandb/run-*` and `wandb/offline-run-*`.
+"""Read wandb runs on disk, synced or not: the `.wandb` file in `wandb/run-*` and `wandb/offline-run-*`.
 
 The file is a LevelDB log: after 7 bytes of header, blocks of 32 KiB that hold pieces of records, each with a checksum;
 a record is a `wandb_internal_pb2.Record`. What wandb wrote before it was killed can be read up to the incomplete piece.
@@ -22,7 +22,7 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def read(root: Path) -> Iterator[Run | LeftOut]:
-    """The wandb runs at any depth below `root`. A run that was resumed has many files, joined by its id."""
+    """Yield the wandb runs at any depth below `root`. The files of a resumed run are joined by its id."""
     by_id: dict[str, list[Path]] = {}
     for file in sorted(root.rglob("*.wandb")):
         by_id.setdefault(file.stem.removeprefix("run-"), []).append(file)
@@ -36,18 +36,18 @@ def read(root: Path) -> Iterator[Run | LeftOut]:
 
 
 def read_run(files: list[Path]) -> Run:
-    """One run from its files, oldest first.
+    """Read one run from its files, which are ordered from the oldest.
 
     Raises:
         BadRun: the files hold no run of this project.
     """
-    from wandb.proto import wandb_internal_pb2  # here: importing wandb takes a second, which run folders do not need
+    from wandb.proto import wandb_internal_pb2  # imported late: it takes a second, and other sources do not need it
 
     config: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    name, done, finished = files[0].stem, False, False
+    name, has_summary, finished = files[0].stem, False, False
     for file in files:
-        finished = False  # only the last part can have ended the run
+        finished = False  # only the last file can have the run's end
         for data in records(file.read_bytes()):
             record = wandb_internal_pb2.Record()  # type: ignore[attr-defined]  # it is generated, without a stub
             record.ParseFromString(data)
@@ -60,34 +60,36 @@ def read_run(files: list[Path]) -> Run:
             elif kind == "history":
                 rows.append(items(record.history.item))
             elif kind == "summary":
-                done |= any(key.startswith("final/") for key in items(record.summary.update))
+                has_summary |= any(key.startswith("final/") for key in items(record.summary.update))
             elif kind == "exit":
-                finished = done and record.exit.exit_code == 0
+                finished = has_summary and record.exit.exit_code == 0
     config.pop("_wandb", None)
     return run_of(name, str(files[0]), config, rows, finished)
 
 
 def run_of(name: str, source: str, config: dict[str, Any], rows: Iterable[dict[str, Any]], finished: bool) -> Run:
-    """A run from what it logged; a resumed one logs again what came after its checkpoint.
+    """Return a run from the rows that it logged.
+
+    A resumed run logs the rows after its checkpoint again; of two rows at the same place the later one counts.
 
     Raises:
-        BadRun: it logged nothing, or is no run of this project.
+        BadRun: the run logged nothing, or is no run of this project.
     """
-    placed = {}
+    row_at_place = {}
     for row in rows:
         row.setdefault("step", row.get("_step"))
-        placed[place(row)] = row
-    if not placed:
+        row_at_place[place(row)] = row
+    if not row_at_place:
         raise BadRun("empty: no history")
     meta = {"config": config, "environment": {}, "finished": finished}
-    return Run.of(name, source, meta, table([placed[at] for at in sorted(placed)]))
+    return Run.of(name, source, meta, table([row_at_place[at] for at in sorted(row_at_place)]))
 
 
 def records(raw: bytes) -> Iterator[bytes]:
-    """The records of a `.wandb` file, up to its end or to where it was cut off.
+    """Yield the records of a `.wandb` file, up to its end or to where it was cut off.
 
     Raises:
-        BadRun: it is not such a file, or a piece before the last is damaged.
+        BadRun: the file is no `.wandb` file, or a piece before the last is damaged.
     """
     if not raw:
         raise BadRun("empty file")
@@ -111,5 +113,5 @@ def records(raw: bytes) -> Iterator[bytes]:
 
 
 def items(pairs: Any) -> dict[str, Any]:
-    """Protobuf key/value items as a dict; a nested key of several parts is joined by dots."""
+    """Return protobuf key/value items as a dict; the parts of a nested key are joined by dots."""
     return {pair.key or ".".join(pair.nested_key): json.loads(pair.value_json) for pair in pairs}

@@ -1,4 +1,4 @@
-"""Runs of the wandb service, `wandb:entity/project`, through `wandb.Api` alone, as its wire format may change."""
+"""Read runs of the wandb service, `wandb:entity/project`, by `wandb.Api` only, as the wire format may change."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,24 +6,24 @@ from typing import Any
 from analysis.runs import BadRun, LeftOut, Run, SourceError
 from analysis.sources.wandb_local import run_of
 
-PAGE = 10_000  # history steps (not rows) a request
+PAGE = 10_000  # history steps (not rows) in each request
 
 
 def read(path: str, page: int = 50) -> Iterator[Run | LeftOut]:
-    """The runs of `entity/project`; wandb itself asks again where the service does not answer.
+    """Yield the runs of `entity/project`; wandb itself repeats requests that fail.
 
     Raises:
-        SourceError: no such project, no key, or no answer.
+        SourceError: there is no such project, no key, or no answer.
     """
     if path.count("/") != 1 or not all(path.split("/")):
         raise SourceError(f"wandb:{path}: write wandb:entity/project")
     import wandb
 
     try:
-        found = list(wandb.Api(timeout=30).runs(path, per_page=page))
+        remote_runs = list(wandb.Api(timeout=30).runs(path, per_page=page))
     except (ValueError, wandb.errors.Error) as error:
         raise SourceError(f"wandb:{path}: {str(error).splitlines()[0]}") from None
-    for remote in found:
+    for remote in remote_runs:
         source = f"wandb:{path}/{remote.id}"
         try:
             yield read_run(remote, source)
@@ -34,11 +34,12 @@ def read(path: str, page: int = 50) -> Iterator[Run | LeftOut]:
 
 
 def read_run(remote: Any, source: str) -> Run:
-    """One run of the service, its history page by page.
+    """Read one run of the service.
 
     Raises:
-        BadRun: it is no run of this project.
+        BadRun: the run is no run of this project.
     """
     config = {key: value for key, value in dict(remote.config).items() if not key.startswith("_")}
-    done = any(key.startswith("final/") for key in dict(remote.summary))
-    return run_of(remote.name, source, config, remote.scan_history(page_size=PAGE), remote.state == "finished" and done)
+    has_summary = any(key.startswith("final/") for key in dict(remote.summary))
+    finished = remote.state == "finished" and has_summary
+    return run_of(remote.name, source, config, remote.scan_history(page_size=PAGE), finished)
