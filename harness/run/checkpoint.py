@@ -29,8 +29,9 @@ TORCH_READER = "PytorchStreamReader"  # named in torch's error where the file is
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Context around loading a state, whose file is complete, into a learner; an error becomes one that says what to
-    do.
+    """Context around loading a state into a learner; errors become a TrainingError that says what to do.
+
+    The state's file is known to be complete.
 
     Raises:
         TrainingError: the state does not fit this learner, as after a change of the code, or a replay has lost rows.

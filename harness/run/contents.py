@@ -26,8 +26,9 @@ NO_PATHS = ("name", "_target_")  # options that never name a file, even if one o
 
 
 def with_contents(options: Mapping[str, Any], memory: Path | None) -> dict[str, Any]:
-    """Return the options, with `"<option> (content)"`: <digest> after each option that names an existing file or
-    folder.
+    """Return the options, with the digest of each file or folder that an option names.
+
+    It follows the option `<option>` under the name `<option> (content)`.
 
     Args:
         options: the options of a config group, nested.

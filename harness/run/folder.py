@@ -230,6 +230,7 @@ class Run:
             return []
 
     def _write_starts(self, starts: Sequence[Mapping[str, Any]]) -> None:
+        """Write env.json: the newest start's environment, with those of earlier starts that differ."""
         *earlier, newest = provenance.without_repeats(starts)
         env_file = {**newest, **({"earlier": earlier} if earlier else {})}
         checkpoint.write_atomically(self.folder / "env.json", json.dumps(env_file, indent=2).encode())

@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a job ended.
+    """A job that has ended, with its outcome.
 
     Attributes:
         job: the job that ended.

@@ -1,4 +1,4 @@
-"""Where the numbers of a committed table come from: `name.provenance.json` beside `name.csv`.
+"""Record where the numbers of a committed table come from, in `name.provenance.json` beside `name.csv`.
 
 The file holds an entry for each part of the table (a method, where methods are written one at a time), or one for all
 of it, under `*`:

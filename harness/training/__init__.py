@@ -1,1 +1,1 @@
-"""What trainers share: boundaries, measurements, seeding, signals, console."""
+"""The parts that all trainers share: boundaries, measurements, seeding, signals, console."""

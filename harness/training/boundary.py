@@ -1,4 +1,4 @@
-"""Where every trainer lets a method act: at the boundary between two phases, where a trigger fired, after a row."""
+"""Let the method act in every trainer: at the boundary between two phases, where a trigger fired, or after a row."""
 
 from collections.abc import Callable
 from typing import Any, Literal, Protocol

@@ -1,4 +1,4 @@
-"""How every trainer starts its trigger and asks it after each step whether the method should act."""
+"""Start a trainer's trigger, and ask it after each step whether the method should act."""
 
 import functools
 from collections.abc import Callable

@@ -155,8 +155,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def score(folder: Path, metric: str) -> float:
-    """Return the mean of a metric's value at the end of a task, over the last half of the tasks; NaN if the run
-    diverged.
+    """Return the mean of a metric at the ends of the last half of the tasks; NaN if the run diverged.
 
     Args:
         folder: the run's folder.

@@ -79,8 +79,7 @@ def check_space(node: Mapping[str, Any], space: Sequence[Dimension]) -> None:
 
 
 def trials(space: Sequence[Dimension], number: int) -> list[dict[str, Any]]:
-    """Return the options of each trial: first the defaults, which is an empty dict, then points that fill the space
-    evenly.
+    """Return the options of each trial: first an empty dict (the defaults), then points that fill the space evenly.
 
     The points are a scrambled Sobol sequence with a fixed seed. A search with more trials begins with the same points,
     and so do two spaces in the dimensions that they share the place of.
