@@ -1,4 +1,4 @@
-"""Runs a study, or goes on with it: a search where it has one, then the report seeds.
+"""Run a study, or continue it: a search if it has one, then the runs on the report seeds.
 
     python -m studies.driver how_far queue workers=1     every stream in its frozen order, searched and reported
     python -m studies.driver how_far search labels       the search of one stream alone
@@ -7,8 +7,8 @@
     python -m studies.driver how_far smoke               each row once at scale=smoke; writes nothing but run folders
     python -m studies.driver pause | resume              stop the processes of a queue on this machine, let them go on
 
-A study is data: a module `studies/<name>.py` that holds `STREAMS`. Tables lie in docs/studies/<name>/ and are written
-whenever a run has ended; what stands in them is done. An unfinished run resumes from runs/studies/<name>.
+A study is data: a module `studies/<name>.py` with `STREAMS`. Tables are in docs/studies/<name>/ and are written after
+each run; a run that has a line in them is not repeated. An unfinished run resumes from runs/studies/<name>.
 
     <stream>.search.csv   a line for each run of the search
     <stream>.chosen.csv   what each row's search chose, written before the first report seed runs
@@ -44,23 +44,23 @@ from studies.verdict import Test, pooled_spread, power, smallest_that_matters
 ROOT = CONF.parent
 PROCESS_GROUP = Path("runs/studies/queue.pid")
 QUIET = ("tracker=none", "progress=false", "threads=1", "checkpoint.keep=1", "device=cpu", "precision=float32")
-STEP = 1.4  # from one learning rate of a search to the next
+STEP = 1.4  # factor from one learning rate of a search to the next
 SEARCH_SEEDS = (20_000, 20_001)
-TASKS_SHOWN = 50
+TASKS_SHOWN = 50  # lines of a run in <stream>.tasks.csv at most
 Options = tuple[str, ...]
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a stream's rows are compared by.
+    """The number by which a stream's rows are compared.
 
     Attributes:
-        name: of a number in a run's summary.
+        name: name of the number in a run's summary.
         smallest: the smallest difference that matters; None: a tenth of fresh minus base.
-        sign: 1 where more is better, -1 where less is.
-        kept: a number of the boundary rows that is taken before and after each act (`boundary/<kept>_before` and
-            `_after`): what is left of the old task.
+        sign: 1 if more is better, -1 if less is.
+        kept: name of a number of the old task that is measured before and after each act, in the boundary rows
+            (`boundary/<kept>_before` and `_after`).
     """
 
     name: str
@@ -71,23 +71,23 @@ class Measure:
 
 @dataclass(frozen=True)
 class Stream:
-    """Rows that are compared on the same seeds, in each of some settings.
+    """Rows (methods with options) that are compared on the same seeds, in one or several settings.
 
     Attributes:
-        program: which trains: vision, language, dqn or sac.
-        options: of every run.
-        rows: name -> options.
-        seeds: name of a row -> its report seeds, and `*` for all others.
-        family: pairs (row, rival) that are tested; positive is better for the first.
-        measure: what is compared.
-        test: t, or permutation where returns have two peaks.
-        settings: name -> options; the family is over all of them.
-        rates: learning rates that each row is searched over; none: every row runs at the program's own.
-        full: options of the report's length.
-        prefix: options of the search's length, in the place of `full`.
+        program: the program that trains: vision, language, dqn or sac.
+        options: options of every run.
+        rows: name of a row -> its options.
+        seeds: name of a row -> its report seeds; `*` has those of all other rows.
+        family: tested pairs (row, rival); a positive difference is better for the first.
+        measure: the number that is compared.
+        test: t, or permutation if returns have two peaks.
+        settings: name -> options; the family has each pair in each setting.
+        rates: learning rates that each row is searched over; empty: there is no search, and rows have the program's.
+        full: options that give runs the report's length.
+        prefix: options that give runs the search's length, in place of `full`.
         confirms: whether the search's winner is compared with its two neighbours at the report's length.
-        coefficients: name of a row -> sets of options that are searched beside its rate, each with every rate.
-        known_spread: standard deviation of paired differences in an earlier study, where there is no search.
+        coefficients: name of a row -> sets of options that are searched, each at every rate.
+        known_spread: standard deviation of paired differences in an earlier study, if there is no search.
     """
 
     program: str
@@ -106,11 +106,11 @@ class Stream:
     known_spread: float | None = None
 
     def report_seeds(self, row: str) -> Sequence[int]:
-        """The report seeds of a row."""
+        """Return the report seeds of a row."""
         return self.seeds.get(row, self.seeds["*"])
 
     def points(self, row: str) -> list["Point"]:
-        """The first points of a row's search."""
+        """Return the points with which a row's search begins."""
         return [Point(rate, options) for options in self.coefficients.get(row, [()]) for rate in self.rates]
 
 
@@ -123,17 +123,17 @@ class Point:
 
     @property
     def options(self) -> Options:
-        """As on the command line."""
+        """The point as options of the command line."""
         return (f"lr={self.rate:.3g}", *self.coefficients)
 
     def at(self, factor: float) -> "Point":
-        """The same coefficients at another rate, rounded to three digits as the command line has it."""
+        """Return the same coefficients at `factor` times the rate, rounded to three digits as on the command line."""
         return replace(self, rate=float(f"{self.rate * factor:.3g}"))
 
 
 @dataclass(frozen=True)
 class Key:
-    """Which run a line of a table is about."""
+    """Identifies the run of a line in a table."""
 
     setting: str
     row: str
@@ -146,7 +146,7 @@ class Key:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Do what the command line says."""
+    """Parse the command line and run its command."""
     if list(arguments) in (["pause"], ["resume"]):
         signal_queue(signal.SIGSTOP if arguments[0] == "pause" else signal.SIGCONT)
         return
@@ -179,7 +179,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class Study:
-    """A study's streams and tables, and the jobs that are still to run."""
+    """A study: its streams, its tables, and the commands that continue it.
+
+    Args:
+        name: name of the module in `studies`.
+        workers: number of runs at once.
+        folder: folder of its tables; None: docs/studies/<name>.
+    """
 
     def __init__(self, name: str, workers: int, folder: Path | None = None) -> None:
         self.name, self.workers = name, workers
@@ -187,7 +193,7 @@ class Study:
         self.folder = folder or ROOT / "docs" / "studies" / name
 
     def queue(self, names: Sequence[str]) -> None:
-        """Search and report each stream; what a search chose is committed before its first report seed runs."""
+        """Search and report each stream; a search's choices are committed before the first report seed runs."""
         os.setpgid(0, 0)
         PROCESS_GROUP.parent.mkdir(parents=True, exist_ok=True)
         PROCESS_GROUP.write_text(str(os.getpgid(0)))
@@ -198,7 +204,7 @@ class Study:
             commit(self.folder, f"{self.name}: the rows of {name}")
 
     def search(self, name: str) -> None:
-        """Search every row of a stream and write what was chosen, with the power of the report."""
+        """Search every row of a stream, and write the chosen points and the power of the report."""
         stream = self.streams[name]
         if not stream.rates:
             assert stream.known_spread is not None, "a stream without a search takes its spread from an earlier study"
@@ -241,15 +247,16 @@ class Study:
     def widen(
         self, stream: Stream, table: "Table", setting: str, points: dict[str, list[Point]], length: str
     ) -> dict[str, Point]:
-        """The best point of each row; while a best rate stands at an edge of those tried, the next one is tried too."""
+        """Run the points of a search and return the best one of each row.
+
+        While the best rate of a row is the lowest or the highest that was tried, the next one beyond it is tried too.
+        """
         while True:
-            wanted = [
-                Key(setting, row, " ".join(point.options), length, seed)
-                for seed in SEARCH_SEEDS
-                for row, tried in points.items()
-                for point in tried
-            ]
-            self.run(stream, table, wanted)
+            keys = []
+            for seed in SEARCH_SEEDS:
+                for row, tried in points.items():
+                    keys += [Key(setting, row, " ".join(point.options), length, seed) for point in tried]
+            self.run(stream, table, keys)
             best = {row: best_point(stream, table, setting, row, tried, length) for row, tried in points.items()}
             beyond = {row: next_rate(points[row], best[row]) for row in points}
             if not any(beyond.values()):
@@ -257,9 +264,9 @@ class Study:
             points = {row: [*tried, *beyond[row]] for row, tried in points.items()}
 
     def report(self, name: str) -> None:
-        """Run the report seeds, all rows of a seed after each other, on one kind of CPU a seed.
+        """Run the report seeds: all rows of a seed in succession, and on one kind of CPU.
 
-        Seeds whose rows began on another kind of CPU wait for one; where nothing else is left they begin anew here.
+        Seeds that were begun on another kind of CPU come last, and all their rows are run again here.
         """
         stream = self.streams[name]
         table = Table(self.folder / f"{name}.csv", self.command("report", name), tasks=True)
@@ -280,9 +287,10 @@ class Study:
         self.run(stream, table, (key for seed in foreign for key in by_seed[seed]))
 
     def chosen(self, name: str) -> dict[tuple[str, str], str]:
-        """What a stream's search chose, by setting and row; nothing where it has none.
+        """Return the options that a stream's search chose, by (setting, row); empty if it has no search.
 
-        Exits with one line where the search has not ended.
+        Raises:
+            SystemExit: the search has not ended.
         """
         if not self.streams[name].rates:
             return {}
@@ -292,14 +300,14 @@ class Study:
         return {(line["setting"], line["row"]): line["searched"] for line in lines}
 
     def run(self, stream: Stream, table: "Table", wanted: Iterable[Key]) -> None:
-        """Train what is wanted and does not stand in the table."""
+        """Train the wanted runs that are not in the table yet, and add each to it as it ends."""
         keys = {self.job(stream, key): key for key in wanted if key not in table.lines}
         for ended in run_jobs(keys, self.workers):
             line = table.add(keys[ended.job], ended.folder, ended.seconds)
             print(*(f"{name}={line.get(name)}" for name in (*vars(keys[ended.job]), stream.measure.name)), flush=True)
 
     def job(self, stream: Stream, key: Key, *more: str) -> Job:
-        """A run as a job."""
+        """Return the job that trains a run; `more` are further options."""
         length = stream.full if key.length == "full" else stream.prefix
         return Job(
             stream.program,
@@ -321,8 +329,8 @@ class Study:
         stream = self.streams[name]
         images = ("dataset=digits",) if stream.program == "vision" else ()
         small = ("scale=smoke", *images, "paths.runs=runs/smoke", "paths.cache=runs/smoke/cache")
-        kept = [word for word in stream.options if not word.startswith("dataset")]
-        quick = replace(stream, options=tuple(kept), full=(), settings={"": ()})
+        options_without_data = tuple(word for word in stream.options if not word.startswith("dataset"))
+        quick = replace(stream, options=options_without_data, full=(), settings={"": ()})
         jobs = {}
         for row in stream.rows:
             searched = " ".join(option for options in stream.coefficients.get(row, [()])[:1] for option in options)
@@ -331,7 +339,7 @@ class Study:
             print(f"{name} {jobs[ended.job]}: {ended.state}", flush=True)
 
     def status(self, name: str) -> str:
-        """What is done of a stream, and in how many hours of one core."""
+        """Return a line that says how many runs of a stream are done, and how many core hours they took."""
         stream = self.streams[name]
         rows = sum(len(stream.report_seeds(row)) for row in stream.rows) * len(stream.settings)
         tables = [Table(self.folder / f"{name}{suffix}.csv", "") for suffix in (".search", "")]
@@ -342,7 +350,7 @@ class Study:
         )
 
     def command(self, what: str, name: str) -> str:
-        """The command that goes on with a table."""
+        """Return the command that continues a table."""
         return f"python -m studies.driver {self.name} {what} {name}"
 
 
@@ -362,13 +370,13 @@ def commit(folder: Path, subject: str) -> None:
 
 
 def score_of(table: "Table", stream: Stream, key: Key) -> float:
-    """The measure of a run in the direction in which more is better; minus infinity where it diverged."""
+    """Return a run's measure, with its sign such that more is better; minus infinity if the run diverged."""
     value = table.lines[key].get(stream.measure.name)
     return -math.inf if value in (None, "") else stream.measure.sign * float(value)
 
 
 def best_point(stream: Stream, table: "Table", setting: str, row: str, points: Sequence[Point], length: str) -> Point:
-    """The point of the highest mean over the search's seeds; of equal ones the first."""
+    """Return the point with the highest mean over the search's seeds, the first of equal ones."""
 
     def mean_score(point: Point) -> float:
         keys = (Key(setting, row, " ".join(point.options), length, seed) for seed in SEARCH_SEEDS)
@@ -378,7 +386,7 @@ def best_point(stream: Stream, table: "Table", setting: str, row: str, points: S
 
 
 def next_rate(points: Sequence[Point], best: Point) -> list[Point]:
-    """The point beyond the edge of the tried rates at which the best one stands; none where it stands at no edge."""
+    """Return the next point to try if the best rate is the highest or the lowest of those tried, else no point."""
     rates = [point.rate for point in points if point.coefficients == best.coefficients]
     if best.rate == max(rates):
         return [best.at(STEP)]
@@ -388,11 +396,11 @@ def next_rate(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def searched_power(stream: Stream, scores: Mapping[tuple[str, str], Sequence[float]]) -> Row:
-    """The power of the report by the spread on the search's seeds: `power_of`, and the search's own gap.
+    """Return the power of the report by the spread on the search's seeds: `power_of`, and the search's `gap`.
 
     Args:
-        stream: with its family.
-        scores: of the chosen points, (setting, row) -> one score a search seed.
+        stream: the stream.
+        scores: (setting, row) -> the scores of the chosen point, one for each search seed.
     """
     gaps = [
         new - old
@@ -412,12 +420,16 @@ def searched_power(stream: Stream, scores: Mapping[tuple[str, str], Sequence[flo
 
 
 def power_of(stream: Stream, smallest: float, spread: float) -> Row:
-    """The power of a stream's report for twice the smallest difference that matters.
+    """Return the power of a stream's report for an effect of twice the smallest difference that matters.
+
+    Args:
+        stream: the stream.
+        smallest: the smallest difference that matters.
+        spread: standard deviation of paired differences over seeds.
 
     Returns:
-        smallest; spread: standard deviation of paired differences; comparisons: of the family; seeds: of the report,
-        the fewest of any comparison; power; descriptive: whether it is below 0.8, so that the stream's outcomes are
-        called descriptive.
+        `smallest` and `spread`; `comparisons`, their number in the family; `seeds`, the fewest of any comparison;
+        `power`; `descriptive`, whether the power is below 0.8, so that outcomes are called descriptive.
     """
     seeds = min(len({*stream.report_seeds(row)} & {*stream.report_seeds(rival)}) for row, rival in stream.family)
     comparisons = len(stream.family) * len(stream.settings)
@@ -433,21 +445,21 @@ def power_of(stream: Stream, smallest: float, spread: float) -> Row:
 
 
 def begun_elsewhere(table: "Table", keys: Sequence[Key], here: str) -> bool:
-    """Whether some, and not all, of these runs are done, and any of them on another kind of CPU than this machine's."""
-    done = [table.lines[key]["cpu"] for key in keys if key in table.lines]
-    return 0 < len(done) < len(keys) and any(cpu != here for cpu in done)
+    """Return whether some but not all of these runs are done, and any of them on another kind of CPU than `here`."""
+    cpus = [table.lines[key]["cpu"] for key in keys if key in table.lines]
+    return 0 < len(cpus) < len(keys) and any(cpu != here for cpu in cpus)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
 class Table:
-    """The runs of a search or a report that are done: read at the start, written whenever one more has ended.
+    """The finished runs of a search or a report; the csv file is read at the start and written after each run.
 
     Args:
         path: the csv file.
-        command: that goes on with it, for its provenance.
-        tasks: whether a second file takes the tasks of each run.
+        command: the command that continues the table, for its provenance.
+        tasks: whether a second file has the tasks of each run.
     """
 
     def __init__(self, path: Path, command: str, tasks: bool = False) -> None:
@@ -465,7 +477,7 @@ class Table:
         return self.path.with_suffix(".tasks.csv")
 
     def add(self, key: Key, folder: Path, cpu_seconds: float) -> Row:
-        """Take a run that has ended from its folder; returns its line."""
+        """Add a finished run from its folder, write the files, and return the run's line."""
         entry = provenance.of_folders([folder])
         line = vars(key) | result_of(folder) | {"cpu_seconds": round(cpu_seconds, 1)}
         line |= {name: entry[name] for name in ("cpu", "precision", "commit")}
@@ -477,7 +489,7 @@ class Table:
         return line
 
     def drop(self, keys: Iterable[Key]) -> None:
-        """Forget these runs, which then run again."""
+        """Remove these runs from the table, so that they will be run again."""
         for key in keys:
             self.lines.pop(key, None)
             if self.tasks is not None:
@@ -485,7 +497,7 @@ class Table:
         self.write()
 
     def write(self) -> None:
-        """Write the files; the runs last, as what stands there is done."""
+        """Write the files, the table of runs last: a run that is in it counts as done."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.tasks is not None:
             write_csv(self.tasks_path, [line for key in sorted_keys(self.tasks) for line in self.tasks[key]])
@@ -493,29 +505,29 @@ class Table:
 
 
 def sorted_keys(keys: Iterable[Key]) -> list[Key]:
-    """Keys in the order of their values."""
+    """Return keys sorted by their values: setting, row, searched, length, seed."""
     return sorted(keys, key=lambda key: tuple(vars(key).values()))
 
 
 def key_of(line: Row) -> Key:
-    """Which run a line of a table is about."""
+    """Return the key of a table's line."""
     return Key(line["setting"], line["row"], line["searched"], line["length"], int(line["seed"]))
 
 
 def summary_of(folder: Path) -> Row:
-    """The summary of a finished run; nothing of one that diverged."""
-    done = folder / "DONE"
-    return {} if not done.exists() else dict(json.loads(done.read_text()))
+    """Return the summary of a finished run; empty for one that diverged."""
+    file = folder / "DONE"
+    return {} if not file.exists() else dict(json.loads(file.read_text()))
 
 
 def logged(folder: Path) -> Iterator[Row]:
-    """The rows of a run, in their order."""
+    """Yield the rows of a run's metrics.jsonl, in their order."""
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         yield json.loads(line)
 
 
 def result_of(folder: Path) -> Row:
-    """What a run ended with: its summary's numbers, and means over its boundaries of what is left of the old task."""
+    """Return a run's numbers for its line: its summary's, and means over boundaries of the old task's numbers."""
     if not (summary := summary_of(folder)):
         return {"diverged": True}
     boundaries = [row for row in logged(folder) if row.get("kind") == "boundary"]
@@ -529,26 +541,26 @@ def result_of(folder: Path) -> Row:
 
 
 def tasks_of(folder: Path) -> list[Row]:
-    """Numbers at the end of each task of a finished run; of at most `TASKS_SHOWN` tasks, evenly spaced."""
+    """Return numbers at the ends of a finished run's tasks: of up to `TASKS_SHOWN` evenly spaced ones and the last."""
     if not summary_of(folder):
         return []
     ends: dict[int, Row] = {}
     for row in logged(folder):
         if "kind" not in row:
             ends[row["phase"]] = row
-    every = math.ceil(len(ends) / TASKS_SHOWN)
-    shown = [phase for phase in ends if (phase + 1) % every == 0 or phase == len(ends) - 1]
+    interval = math.ceil(len(ends) / TASKS_SHOWN)
+    shown = [phase for phase in ends if (phase + 1) % interval == 0 or phase == len(ends) - 1]
     names = ("train/accuracy", "test/accuracy", "task/return", "eval/return", "task/loss", "val/loss")
     return [{"task": phase} | {name: ends[phase][name] for name in names if name in ends[phase]} for phase in shown]
 
 
 def read_csv(path: Path) -> list[Row]:
-    """The lines of a table, as text; none if there is no such file."""
+    """Return the lines of a csv file as texts by column; an empty list if there is no such file."""
     return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
 
 
 def write_csv(path: Path, lines: Sequence[Row]) -> None:
-    """Write a table whose columns are those of any line; numbers have six digits."""
+    """Write a csv file with the columns of all lines; floats have six digits."""
     text = io.StringIO()
     columns = dict.fromkeys(itertools.chain.from_iterable(lines))
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")

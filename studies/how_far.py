@@ -16,7 +16,10 @@ BIASES_BACK = "method.layout={linear:project,*.bias:reinit}"
 
 
 def part_of_the_way(name: str, share: float, *more: str) -> Options:
-    """FIRE's act, `share` of the way: singular values s become s^(1 - share) scale^share, singular vectors stay."""
+    """Return options for FIRE that goes a share of the way: a singular value s becomes s^(1 - share) scale^share.
+
+    Singular vectors stay. `name` is the row's name, `more` are further options.
+    """
     return "method=fire", f"method.blend={share}", f"method.name={name}", *more
 
 
@@ -57,7 +60,7 @@ AGENT_ROWS = CONTROLS | {name: ACTS[name] for name in ("random_isometry", "fire"
 
 
 def half_with_head_kept(layout: str) -> dict[str, Options]:
-    """Half of the way for all but the layers that give the output."""
+    """Return the row that goes half of the way in all layers but the output layer, which the layout keeps."""
     return {"half_head_kept": part_of_the_way("half_head_kept", 0.5, f"method.layout={layout}")}
 
 
@@ -65,14 +68,17 @@ def half_with_head_kept(layout: str) -> dict[str, Options]:
 
 
 def around(rate: float, below: int, above: int) -> tuple[float, ...]:
-    """Learning rates by factors of 1.4, with three digits."""
+    """Return learning rates `below` steps below `rate` to `above` steps above it, with three digits; a step is 1.4."""
     return tuple(float(f"{rate * STEP**power:.3g}") for power in range(-below, above + 1))
 
 
 SNP_GRID = [
     (f"method.coef={coef}", f"method.perturb={perturb}") for coef in (0.2, 0.4, 0.6, 0.8) for perturb in (0.1, 0.4, 0.8)
 ]
-SNP_TWO = [("method.coef=0.6", "method.perturb=0.1"), ("method.coef=0.8", "method.perturb=0.8")]  # its authors', FIRE's
+SNP_TWO = [  # the coefficients of the S&P authors, and those that the FIRE authors used for S&P
+    ("method.coef=0.6", "method.perturb=0.1"),
+    ("method.coef=0.8", "method.perturb=0.8"),
+]
 DASH_GRID = [(f"method.minimum={minimum}",) for minimum in (0.05, 0.3, 0.6)]
 DECAYS = [(f"optimizer.weight_decay={decay}",) for decay in (0.01, 0.1)]
 
@@ -102,7 +108,7 @@ WARM_START_ROWS: dict[str, Options] = {name: CONTROLS[name] for name in ("base",
 
 
 def spread_of_study_1() -> float:
-    """Standard deviation of FIRE minus full reset over the five seeds of an earlier study on the warm start."""
+    """Return the standard deviation of FIRE minus full reset over the five seeds of an earlier warm-start study."""
     table = Path(__file__).parents[1] / "docs/studies/figure2_small/figure2_small_a.csv"
     lines = csv.DictReader(table.read_text().splitlines())
     ends = {(line["row"], line["seed"]): float(line["test/accuracy"]) for line in lines}

@@ -1,4 +1,4 @@
-"""What a study has found so far: outcomes by the rule of verdict, tables, and a figure over how far an act went.
+"""Report what a study has shown so far: outcomes by the rule of `studies.verdict`, tables, and a figure.
 
     python -m studies.report how_far      prints Markdown and writes outcomes.csv and how_far.png beside the tables
 
@@ -19,8 +19,9 @@ from fire_core.tools.output import keep_output
 from studies.driver import Measure, Stream, Study, read_csv, write_csv
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
+# Rows of the figure, with the part of the way to the isometry that they go.
 HOW_FAR = {"base": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "fire": 1.0}
-WORST_ACCURACY = 0.0
+WORST_ACCURACY = 0.0  # of a run that diverged
 
 
 @dataclass(frozen=True)
@@ -28,29 +29,38 @@ class Result:
     """The report runs of one stream in one setting.
 
     Attributes:
-        values: row -> seed -> the measure, in the direction in which more is better.
-        kept: row -> the share of what was known of the old task that is left right after an act, mean over seeds.
+        values: row -> seed -> the measure, with its sign such that more is better.
+        kept: row -> share of the old task's performance that is left right after an act, mean over seeds.
     """
 
     values: dict[str, dict[int, float]]
     kept: dict[str, float]
 
     def differences(self, row: str, rival: str) -> list[float]:
-        """`row` minus `rival` on each seed that both have."""
+        """Return `row` minus `rival` on each seed that both have."""
         ours, theirs = self.values.get(row, {}), self.values.get(rival, {})
         return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
     def won_back(self, row: str) -> float:
-        """The part of fresh minus base that a row wins back, by means over the seeds that all three have."""
+        """Return which part of fresh minus base a row wins back: 0 is base, 1 is fresh.
+
+        All three are means over the seeds that all of them have.
+        """
         seeds = self.values[row].keys() & self.values["base"].keys() & self.values["fresh"].keys()
-        new, old, ours = (np.mean([self.values[name][seed] for seed in seeds]) for name in ("fresh", "base", row))
-        return float((ours - old) / (new - old))
+        fresh = np.mean([self.values["fresh"][seed] for seed in seeds])
+        base = np.mean([self.values["base"][seed] for seed in seeds])
+        ours = np.mean([self.values[row][seed] for seed in seeds])
+        return float((ours - base) / (fresh - base))
 
 
 def results_of(stream: Stream, lines: Sequence[Mapping[str, str]]) -> dict[str, Result]:
-    """The results of a stream by setting, of the rows that have run.
+    """Return the results of a stream by setting, with the rows that have run.
 
-    A run that diverged counts with accuracy 0; where the measure is no accuracy, with the worst value of any run.
+    A diverged run counts with accuracy 0, or, if the measure is no accuracy, with the worst value of any run.
+
+    Args:
+        stream: the stream.
+        lines: lines of its table of report runs.
     """
     measured = [
         stream.measure.sign * float(line[stream.measure.name]) for line in lines if line.get(stream.measure.name)
@@ -73,9 +83,10 @@ def results_of(stream: Stream, lines: Sequence[Mapping[str, str]]) -> dict[str, 
 
 
 def kept_share(measure: Measure, line: Mapping[str, str]) -> float | None:
-    """What is left of the old task right after an act, as a share of what was there before it.
+    """Return which share of the old task's performance is left right after an act; None if the run has no such number.
 
-    Of an accuracy or a return the ratio; of a loss the ratio of the probabilities that it stands for.
+    It is the ratio of accuracies or returns after and before the act; of losses the ratio of the probabilities that
+    they stand for.
     """
     before, after = (line.get(f"{measure.kept}_{side}") for side in ("before", "after"))
     if not before or not after:
@@ -86,7 +97,7 @@ def kept_share(measure: Measure, line: Mapping[str, str]) -> float | None:
 
 
 def outcomes_of(stream: Stream, results: Mapping[str, Result]) -> dict[tuple[str, str, str], Comparison]:
-    """The outcome of each comparison of a stream's family that has two seeds or more: (setting, row, rival) -> it."""
+    """Return (setting, row, rival) -> outcome for each comparison of a stream's family that has two seeds or more."""
     family = {
         (setting, row, rival): result.differences(row, rival)
         for setting, result in results.items()
@@ -102,28 +113,28 @@ def outcomes_of(stream: Stream, results: Mapping[str, Result]) -> dict[tuple[str
 
 
 def gaps_of(results: Mapping[str, Result]) -> list[float]:
-    """Fresh minus base on each seed, over all settings."""
+    """Return fresh minus base for each seed in each setting."""
     return [gap for result in results.values() for gap in result.differences("fresh", "base")]
 
 
 def table(stream: Stream, results: Mapping[str, Result]) -> Iterator[str]:
-    """A Markdown table of a stream's rows: mean with a 95 % interval, share won back, share kept."""
+    """Yield the lines of a Markdown table of a stream's rows: mean with a 95 % interval, part won back, share kept."""
     yield "| setting | row | seeds | mean | 95 % interval | part of fresh minus base | left of the old task |"
     yield "|---|---|---|---|---|---|---|"
     for setting, result in results.items():
         for row in stream.rows:
             if row not in result.values:
                 continue
-            own = mean([stream.measure.sign * value for value in result.values[row].values()])
+            estimate = mean([stream.measure.sign * value for value in result.values[row].values()])
             both = {"fresh", "base"} <= result.values.keys()
             won = f"{result.won_back(row):.2f}" if both and row not in ("fresh", "base") else ""
             kept = f"{result.kept[row]:.2f}" if row in result.kept else ""
-            interval = f"{own.low:.4g} to {own.high:.4g}"
-            yield f"| {setting} | {row} | {own.n} | {own.mean:.4g} | {interval} | {won} | {kept} |"
+            interval = f"{estimate.low:.4g} to {estimate.high:.4g}"
+            yield f"| {setting} | {row} | {estimate.n} | {estimate.mean:.4g} | {interval} | {won} | {kept} |"
 
 
 def draw(shown: Mapping[str, Result]) -> Figure:
-    """How far an act goes against the part of fresh minus base that it wins back, and below it what it keeps."""
+    """Draw over how far an act goes: above the part of fresh minus base that it wins back, below the share it keeps."""
     figure = Figure(figsize=(5.5, 6.5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     for name, result in shown.items():
@@ -140,7 +151,7 @@ def draw(shown: Mapping[str, Result]) -> Figure:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print what a study has found and write its outcomes and its figure."""
+    """Print a study's results, and write its outcomes and its figure."""
     study = Study(arguments[0], 1)
     lines: list[dict[str, Any]] = []
     shown: dict[str, Result] = {}

@@ -1,12 +1,12 @@
-"""The rule by which every study judges a comparison: better, equivalent, worse or undecided.
+"""Judge the comparisons of a study: better, equivalent, worse or undecided, by the same rule in all studies.
 
 The unit is the seed. Two rows of a study are compared by their difference on each seed that both have. A study freezes
 a *family* of comparisons; Holm's correction is over the family. With `smallest`, the smallest difference that matters:
 
     equivalent   two one-sided tests (Schuirmann 1987) both reject a difference as large as `smallest`
     better       not equivalent, and the test against no difference is significant, for the row
-    worse        the same, against the row
-    undecided    none of these: "not shown" is no loss
+    worse        not equivalent, and the test against no difference is significant, against the row
+    undecided    none of these, so the seeds have shown neither a difference nor equivalence
 
 A difference that is significant and too small to matter is therefore `equivalent`.
 """
@@ -26,8 +26,8 @@ from analysis.estimates import holm
 LEVEL = 0.05
 SMALLEST_ACCURACY = 0.01
 SMALLEST_SHARE_OF_GAP = 0.1
-EXACT_UP_TO = 14  # seeds; 2^14 = 16,384 ways to flip the signs
-RANDOM_FLIPS = 20_000  # with more seeds
+EXACT_UP_TO = 14  # seeds, which have 2^14 = 16,384 ways to flip their signs
+RANDOM_FLIPS = 20_000  # number of random sign flips with more seeds
 Floats = NDArray[np.float64]
 Test = Literal["t", "permutation"]
 Outcome = Literal["better", "equivalent", "worse", "undecided"]
@@ -40,10 +40,10 @@ class Comparison:
     Attributes:
         effect: mean difference; positive is better for the first row.
         low, high: 95 % interval of the effect, not corrected.
-        seeds: how many.
-        p_difference: of the two-sided test against no difference, corrected over the family.
-        p_equivalence: of the two one-sided tests, the larger, corrected over the family.
-        outcome: by the rule of this module.
+        seeds: number of seeds.
+        p_difference: p value of the two-sided test against no difference, corrected over the family.
+        p_equivalence: the larger p value of the two one-sided tests, corrected over the family.
+        outcome: better, equivalent, worse or undecided.
     """
 
     effect: float
@@ -61,10 +61,10 @@ def judge(
     """Judge a family of comparisons.
 
     Args:
-        family: name -> differences by seed, of at least two seeds; positive is better for the row in question.
+        family: name -> differences of at least two seeds; positive is better for the first row.
         smallest: the smallest difference that matters, above 0, in the unit of the differences.
         test: `t`, or `permutation` where returns have two peaks (sign flips, exact up to 14 seeds).
-        level: of each corrected test.
+        level: significance level of each corrected test.
 
     Raises:
         ValueError: a comparison has fewer than two seeds or a number that is not finite, or `smallest` is not above 0.
@@ -76,10 +76,10 @@ def judge(
         if len(values) < 2 or not np.isfinite(values).all():
             raise ValueError(f"{name}: a comparison needs finite differences of two seeds or more, got {values}")
     tests = {name: TESTS[test](values) for name, values in differences.items()}
-    against_none = holm([either_side(tested) for tested in tests.values()])
-    against_large = holm([max(tested.above(-smallest), tested.below(smallest)) for tested in tests.values()])
+    p_differences = holm([two_sided_p(tested) for tested in tests.values()])
+    p_equivalences = holm([max(tested.above(-smallest), tested.below(smallest)) for tested in tests.values()])
     comparisons = {}
-    for (name, tested), p_difference, p_equivalence in zip(tests.items(), against_none, against_large, strict=True):
+    for (name, tested), p_difference, p_equivalence in zip(tests.items(), p_differences, p_equivalences, strict=True):
         outcome: Outcome = "undecided"
         if p_equivalence < level:
             outcome = "equivalent"
@@ -94,22 +94,22 @@ def judge(
 
 
 def smallest_that_matters(fixed: float | None, gap: float) -> float:
-    """The smallest difference that matters.
+    """Return the smallest difference that matters.
 
     Args:
-        fixed: it, where the measure has one (`SMALLEST_ACCURACY` of an accuracy); None: a tenth of the gap.
+        fixed: the measure's own (`SMALLEST_ACCURACY` of an accuracy), which is returned; None: a tenth of the gap.
         gap: mean of the row `fresh` minus mean of `base`, in the direction in which more is better.
     """
     return SMALLEST_SHARE_OF_GAP * gap if fixed is None else fixed
 
 
 def shows_loss(gaps: Sequence[float], fixed: float | None) -> bool:
-    """Whether a stream shows that plasticity is lost: a new network is better than the old one by what matters.
+    """Return whether a stream shows a loss of plasticity: whether a new network is better than the old one.
 
     Args:
         gaps: `fresh` minus `base` on each seed, in the direction in which more is better.
-        fixed: the smallest difference that matters, which the mean gap must reach; None: that difference is a part of
-            the gap itself, and the gap's 95 % interval must lie above 0.
+        fixed: the smallest difference that matters, which the mean gap must reach; None: the gap's 95 % interval must
+            lie above 0.
     """
     values = np.asarray(gaps, np.float64)
     if fixed is not None:
@@ -118,14 +118,14 @@ def shows_loss(gaps: Sequence[float], fixed: float | None) -> bool:
 
 
 def power(effect: float, spread: float, seeds: int, comparisons: int = 1, level: float = LEVEL) -> float:
-    """The chance that the two-sided paired t test finds an effect of this size.
+    """Return the probability that a two-sided paired t test is significant if the effect has this size.
 
     Args:
         effect: true mean difference.
         spread: standard deviation of the differences over seeds.
-        seeds: how many, at least 2.
-        comparisons: of the family: the test is at `level` / comparisons, the first and hardest step of Holm's.
-        level: of the family.
+        seeds: number of seeds, at least 2.
+        comparisons: comparisons in the family. The test is at `level` / comparisons, Holm's first and hardest step.
+        level: significance level of the family.
     """
     if spread == 0:
         return 1.0
@@ -136,7 +136,11 @@ def power(effect: float, spread: float, seeds: int, comparisons: int = 1, level:
 
 
 def pooled_spread(differences: Sequence[Sequence[float]]) -> float:
-    """Standard deviation of paired differences over seeds, pooled over comparisons of few seeds each."""
+    """Return the standard deviation of paired differences over seeds, pooled over comparisons with few seeds each.
+
+    Args:
+        differences: for each comparison its differences, of at least two seeds in one of them.
+    """
     arrays = [np.asarray(values, np.float64) for values in differences]
     squares = sum(float(((values - values.mean()) ** 2).sum()) for values in arrays)
     freedom = sum(len(values) - 1 for values in arrays)
@@ -198,18 +202,18 @@ class SignFlipTest:
 
     def interval(self) -> tuple[float, float]:
         """The 95 % interval: the true differences that neither one-sided test rejects at 2.5 %."""
-        reach = float(np.ptp(self.differences)) + abs(self.mean) + 1e-12
-        outside = self.mean - 2 * reach, self.mean + 2 * reach
-        if self.above(outside[0]) > LEVEL / 2:  # too few seeds to reject anything
+        width = float(np.ptp(self.differences)) + abs(self.mean) + 1e-12
+        far_below, far_above = self.mean - 2 * width, self.mean + 2 * width
+        if self.above(far_below) > LEVEL / 2:  # too few seeds to reject anything
             return -math.inf, math.inf
-        low = optimize.bisect(lambda bound: self.above(bound) - LEVEL / 2, outside[0], self.mean, xtol=1e-6 * reach)
-        high = optimize.bisect(lambda bound: self.below(bound) - LEVEL / 2, self.mean, outside[1], xtol=1e-6 * reach)
+        low = optimize.bisect(lambda bound: self.above(bound) - LEVEL / 2, far_below, self.mean, xtol=1e-6 * width)
+        high = optimize.bisect(lambda bound: self.below(bound) - LEVEL / 2, self.mean, far_above, xtol=1e-6 * width)
         return float(low), float(high)
 
 
 TESTS: dict[Test, type[TTest] | type[SignFlipTest]] = {"t": TTest, "permutation": SignFlipTest}
 
 
-def either_side(tested: TTest | SignFlipTest) -> float:
-    """The two-sided p value against no difference."""
+def two_sided_p(tested: TTest | SignFlipTest) -> float:
+    """Return the two-sided p value against no difference."""
     return min(1.0, 2 * min(tested.above(0.0), tested.below(0.0)))
