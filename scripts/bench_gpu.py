@@ -1,10 +1,10 @@
-"""What a GPU costs: training steps, acts of `fire_` and their peers, with peak memory.
+"""Measure on a GPU the time and peak memory of training steps, of `fire_`, and of comparable operations.
 
     python -m scripts.bench_gpu --out b_costs.csv            about a minute on one GPU
     python -m scripts.bench_gpu --out b_costs.csv --long     compiled steps, width 16, TF32 and larger matrices too
 
-Each row is written when it is measured: what, how much a second, seconds of one, peak memory in MiB, ratio to the
-baseline of its block. Of several processes the speeds are added up.
+Each row is written when it is measured: what, units per second, seconds of one call, peak memory in MiB, speed relative
+to the first row of its block. The speeds of several processes are added up.
 """
 
 import argparse
@@ -39,15 +39,16 @@ COLUMNS = ("what", "per_second", "unit", "seconds", "peak_mib", "ratio", "card")
 
 @dataclass
 class Costs:
-    """The table, written row by row.
+    """The table of costs, which is written after each row.
 
     Attributes:
         out: the csv file.
-        device: that is measured.
-        small: whether this is a rehearsal.
-        each: seconds that a thing is measured for.
-        longer: the same for a language model and for agents.
-        baseline: seconds of the first row of the block.
+        device: the device that is measured.
+        small: whether this is a rehearsal with small sizes.
+        each: seconds for which an operation is repeated.
+        longer: seconds for which the steps of a language model and of agents are repeated.
+        baseline: seconds of the first row of the block; 0 before it.
+        rows: the rows so far.
     """
 
     out: Path
@@ -60,16 +61,16 @@ class Costs:
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
-        """Rows whose ratios are to the first of them."""
+        """Begin a block of rows, whose ratios are relative to the first of them."""
         self.baseline = 0.0
         yield
 
     def measure(
-        self, what: str, unit: str, amount: float, once: Callable[[], object], seconds: float | None = None
+        self, what: str, unit: str, amount: float, operation: Callable[[], object], seconds: float | None = None
     ) -> None:
-        """Measure a thing that does `amount` of a unit each time; one that cannot run here is a row that says so."""
+        """Measure an operation that does `amount` units in a call; if it cannot run here, its row says why."""
         try:
-            spent, peak = seconds_of(once, self.each if seconds is None else seconds, self.device)
+            spent, peak = seconds_of(operation, self.each if seconds is None else seconds, self.device)
         except (RuntimeError, ImportError, ValueError) as error:
             self.write(what, unit, None, None, None, note=str(error).split("\n")[0][:80])
             return
@@ -92,23 +93,26 @@ class Costs:
         print(*(value for value in shown if value is not None), flush=True)
 
 
-def seconds_of(once: Callable[[], object], seconds: float, device: torch.device) -> tuple[float, float]:
-    """Seconds of one call, from as many as fit into the time after one that warms up, and the peak memory in MiB."""
+def seconds_of(operation: Callable[[], object], seconds: float, device: torch.device) -> tuple[float, float]:
+    """Return the mean seconds of a call and the peak memory in MiB.
+
+    After one call that warms up, the operation is called for `seconds`, at least once.
+    """
 
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    once()
+    operation()
     wait()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     began, calls = time.perf_counter(), 0
     while calls < 1 or time.perf_counter() - began < seconds:
-        once()
+        operation()
         calls += 1
         if calls % 10 == 0:
-            wait()  # else the clock runs ahead of the work
+            wait()  # otherwise calls are queued faster than the GPU does them
     wait()
     peak = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else 0.0
     return (time.perf_counter() - began) / calls, peak
@@ -118,7 +122,7 @@ def seconds_of(once: Callable[[], object], seconds: float, device: torch.device)
 
 
 def resnet_step(small: bool, device: str, graph: bool, *options: str) -> tuple[Callable[[], object], int]:
-    """A training step of ResNet-18 on CIFAR's shape, with its batch drawn, and the images in it."""
+    """Return a function that makes a training step of ResNet-18 on CIFAR's shape, and the images in a step."""
     width, batch = (4, 32) if small else (64, 256)
     words = (
         *("experiment=fig2a_cifar10", "benchmark=continual", "benchmark.chunks=1", "dataset=digits"),
@@ -131,30 +135,30 @@ def resnet_step(small: bool, device: str, graph: bool, *options: str) -> tuple[C
     trainer.begin_phase(task, learner, 0, None)
     if config.compile != "off":
         learner.forward = compiled(learner.model, config.compile)
-    endless = iterate(task)
+    endless_batches = iterate(task)
     graphed: list[GraphedStep] = []
 
     def once() -> None:
-        drawn = next(endless)
+        batch_of_step = next(endless_batches)
         set_rate_factor(learner.optimizer, 1.0)
         if graph:
             if not graphed:
-                graphed.append(GraphedStep(task, learner, trainer.train_step, drawn))
-            graphed[0](drawn)
+                graphed.append(GraphedStep(task, learner, trainer.train_step, batch_of_step))
+            graphed[0](batch_of_step)
         else:
-            trainer.train_step(task, learner, drawn, False)
+            trainer.train_step(task, learner, batch_of_step, False)
 
     return once, batch
 
 
 def iterate(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
-    """Full batches of phase 0, again and again."""
+    """Yield full batches of phase 0 without end."""
     while True:
         yield from (batch for batch in batches(task, 0) if len(batch[1]) == task.config.batch_size)
 
 
 def serve(small: bool, device: str, graph: bool, seconds: float, ready: Any, results: Any) -> None:
-    """In a process of its own: steps from the moment when all are ready; puts images a second."""
+    """Make steps in one of several processes once all are ready; put its images per second into `results`."""
     once, images = resnet_step(small, device, graph, *([] if small else ["precision=bfloat16"]))
     once()
     ready.wait()
@@ -163,7 +167,7 @@ def serve(small: bool, device: str, graph: bool, seconds: float, ready: Any, res
 
 
 def measure_processes(costs: Costs, graph: bool, count: int) -> None:
-    """The speed of several processes together."""
+    """Measure the total speed of several processes."""
     spawn = multiprocessing.get_context("spawn")
     ready, results = spawn.Barrier(count), spawn.Queue()
     arguments = (costs.small, costs.device.type, graph, costs.each, ready, results)
@@ -185,7 +189,7 @@ def measure_processes(costs: Costs, graph: bool, count: int) -> None:
 
 
 def measure_matrix(costs: Costs, rows: int, columns: int, with_svd: bool) -> None:
-    """Acts of `fire_` on one matrix beside Muon's five steps, and at the end an SVD, which takes seconds."""
+    """Measure `fire_` on one matrix, Muon's five steps, and with `with_svd` an SVD, which takes seconds."""
     layer = nn.Linear(columns, rows, bias=False, device=costs.device)
     start = layer.weight.detach().clone()
     shape = f"{rows} x {columns}"
@@ -218,7 +222,7 @@ def measure_matrix(costs: Costs, rows: int, columns: int, with_svd: bool) -> Non
 
 
 def gpt_step(small: bool, device: torch.device) -> tuple[Callable[[], object], int]:
-    """A training step of GPT-0.1B in bfloat16, and the tokens in it."""
+    """Return a function that makes a training step of GPT-0.1B in bfloat16, and the tokens in a step."""
     model = (GPT(256, 32, 1, 2, 32) if small else GPT()).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=True)
     batch, block = (2, 32) if small else (16, 1024)
@@ -258,7 +262,7 @@ gymnasium.register("Still-v0", lambda **_: Still(), max_episode_steps=1000)
 
 
 def agent_steps(program: str, *options: str) -> Callable[[], object]:
-    """Ten decisions of an agent with their updates, after enough random ones."""
+    """Return a function that makes ten decisions of an agent with their updates; the first random ones are done."""
     module = __import__(f"rl.{program}.train", fromlist=["interact"])
     task = program_of(program).make_task(compose(program, (*options, "tracker=none", "progress=false")))
     learner = __import__(f"rl.{program}.learner", fromlist=["Learner"]).Learner.new(task)
@@ -274,7 +278,7 @@ def agent_steps(program: str, *options: str) -> Callable[[], object]:
 
 
 def main() -> None:
-    """Measure everything in order of its worth."""
+    """Measure everything, the most important first, as the time may end before all is done."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, small")

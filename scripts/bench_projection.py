@@ -1,4 +1,4 @@
-"""How fast is the projection? Ratios to the plain loop of the paper's listing, alternating in one process.
+"""Measure how fast the projection is, relative to the plain loop of the paper's listing, in turns in one process.
 
     python scripts/bench_projection.py --as-called --threads 2          # torchvision's ResNet-18, as a user calls it
     python scripts/bench_projection.py                                  # every model of the paper, initial weights
@@ -48,37 +48,41 @@ METHODS: dict[str, Callable[[nn.Module], object]] = {
     "fire_ (half)": lambda net: fire_(net, blend=0.5, measure=False),
     "fire_ (half, measured)": lambda net: fire_(net, blend=0.5),
 }
-WORDS = {"paper": "fire_ (paper", "exact": "fire_ (exact", "half": "fire_ (half"}  # of --methods
+WORDS = {
+    "paper": "fire_ (paper",
+    "exact": "fire_ (exact",
+    "half": "fire_ (half",
+}  # a word of --methods -> how the names of its methods begin
 
 
 class Measured(NamedTuple):
-    """What a method took and reached; a ratio is NaN where the run does not hold what it is a ratio to."""
+    """A method's time, and the DfI that it reached; a ratio is NaN if the method to compare with was not run."""
 
-    seconds: float  # the median
-    to_loop: float
-    to_exact: float
-    dfi: float
+    seconds: float  # median over rounds
+    to_loop: float  # median ratio to the plain loop's time
+    to_exact: float  # ratio of the least time to that of fire_ (exact)
+    dfi: float  # summed over the model's matrices
 
 
 def shapes(model: str) -> dict[str, list[int]]:
-    """Names and shapes of the weights that the paper projects; fused qkv as its three blocks."""
-    file, key, part = MODELS[model]
-    found: dict[str, list[int]] = {}
+    """Return name -> shape of the weights that the paper projects; a fused qkv counts as its three blocks."""
+    file, key, pattern = MODELS[model]
+    projected: dict[str, list[int]] = {}
     for name, shape in json.loads((FACTS / file).read_text())[key]["params"]:
         if len(shape) not in (2, 4) or name.endswith("wpe.weight") or not name.endswith("weight"):
             continue
-        if not re.search(part, name):
+        if not re.search(pattern, name):
             continue
         if "c_attn" in name:
             d = shape[1]
-            found |= {f"{name}.{block}": [shape[0] // 3, d] for block in "qkv"}
+            projected |= {f"{name}.{block}": [shape[0] // 3, d] for block in "qkv"}
         else:
-            found[name] = shape
-    return found
+            projected[name] = shape
+    return projected
 
 
 def build(model: str, state: dict[str, Tensor] | None) -> nn.Module:
-    """A bag of Linear and Conv2d layers with the model's weights."""
+    """Return Linear and Conv2d layers that have the shapes of a model's weights, and its values if `state` has them."""
     torch.manual_seed(0)
     layers = []
     for name, shape in shapes(model).items():
@@ -94,7 +98,7 @@ def build(model: str, state: dict[str, Tensor] | None) -> nn.Module:
 
 
 def trained(model: str, steps: int) -> dict[str, Tensor]:
-    """The paper's network after a short training on sklearn's digits, enlarged; names as in the facts."""
+    """Return the weights of the paper's network after a short training on enlarged digits, named as in `FACTS`."""
     from sklearn.datasets import load_digits
 
     import vision.models as zoo
@@ -120,20 +124,21 @@ def trained(model: str, steps: int) -> dict[str, Tensor]:
         if step % 50 == 49:
             print(f"  {model} step {step + 1} loss {loss.item():.3f}", file=sys.stderr)
     file, key, _ = MODELS[model]
-    every = json.loads((FACTS / file).read_text())[key]["params"]
-    facts = [(name, shape) for name, shape in every if len(shape) in (2, 4)]
+    parameters = json.loads((FACTS / file).read_text())[key]["params"]
+    facts = [(name, shape) for name, shape in parameters if len(shape) in (2, 4)]
     weights = [weight.detach() for weight in net.state_dict().values() if weight.ndim in (2, 4)]
     assert [list(weight.shape) for weight in weights] == [shape for _, shape in facts]
     return {name: weight for (name, _), weight in zip(facts, weights, strict=True)}
 
 
 def weights_of(net: nn.Module) -> list[Tensor]:
+    """Return the weights of all Linear and Conv2d layers."""
     return [layer.weight for layer in net.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
 
 
 @torch.no_grad()
 def plain_loop(net: nn.Module, iterations: int = 10) -> None:
-    """The plain projection: layer by layer, kernel position by kernel position."""
+    """Project a network in place as the paper's listing does: layer by layer, kernel position by kernel position."""
     for W in weights_of(net):
         d_out, d_in = W.shape[:2]
         new = torch.zeros_like(W)
@@ -151,7 +156,7 @@ def plain_loop(net: nn.Module, iterations: int = 10) -> None:
 
 
 def total_dfi(net: nn.Module) -> float:
-    """DfI of the unscaled matrices, summed over the model."""
+    """Return the DfI of a network's matrices, divided by their FIRE scales, summed over the network."""
     total = 0.0
     for W in weights_of(net):
         W = W.detach()
@@ -162,9 +167,9 @@ def total_dfi(net: nn.Module) -> float:
 
 
 def bench(net: nn.Module, rounds: int, threads: int, words: Sequence[str] = ()) -> dict[str, Measured]:
-    """Time the plain loop and all methods in turn; with words of `WORDS` these methods alone."""
-    chosen = tuple(WORDS[word] for word in words)
-    methods = {name: run for name, run in METHODS.items() if not words or name.startswith(chosen)}
+    """Time the plain loop and all methods in turns; with words of `WORDS`, only their methods."""
+    prefixes = tuple(WORDS[word] for word in words)
+    methods = {name: run for name, run in METHODS.items() if not words or name.startswith(prefixes)}
     runs = methods if words else {"plain loop": plain_loop} | methods
     before = {name: value.clone() for name, value in net.state_dict().items()}
     reached: dict[str, float] = {}
@@ -177,17 +182,18 @@ def bench(net: nn.Module, rounds: int, threads: int, words: Sequence[str] = ()) 
         project(run)
         reached[name] = total_dfi(net)
     seconds = seconds_of({name: partial(project, run) for name, run in runs.items()}, rounds, threads)
-    nothing = [math.nan] * rounds
-    loop, measured_exact = seconds.get("plain loop", nothing), seconds.get("fire_ (exact, measured)", nothing)
+    not_run = [math.nan] * rounds
+    loop, measured_exact = seconds.get("plain loop", not_run), seconds.get("fire_ (exact, measured)", not_run)
     results = {}
     for name, times in seconds.items():
-        exact = measured_exact if "measured" in name else seconds.get("fire_ (exact)", nothing)
+        exact = measured_exact if "measured" in name else seconds.get("fire_ (exact)", not_run)
         to_loop = statistics.median(t / of_loop for t, of_loop in zip(times, loop, strict=True))
         results[name] = Measured(statistics.median(times), to_loop, min(times) / min(exact), reached[name])
     return results
 
 
 def main() -> None:
+    """Print the table of all models and methods."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--as-called", action="store_true", help="torchvision's ResNet-18, with the report")
@@ -216,9 +222,9 @@ def main() -> None:
             net = resnet18()
         else:
             net = build(model, state)
-        for method, of in bench(net, args.rounds, args.threads, args.methods).items():
-            ratios = f"{of.to_loop:.2f} | {of.to_exact:.2f}"
-            print(f"| {model} | {method} | {of.seconds:.3f} | {ratios} | {of.dfi:.2g} |", flush=True)
+        for method, measured in bench(net, args.rounds, args.threads, args.methods).items():
+            ratios = f"{measured.to_loop:.2f} | {measured.to_exact:.2f}"
+            print(f"| {model} | {method} | {measured.seconds:.3f} | {ratios} | {measured.dfi:.2g} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Updates a second of SAC at the paper's size, of this tree and of an earlier commit in turns.
+"""Measure SAC's updates per second at the paper's size, for this tree and an earlier commit in turns.
 
     python scripts/bench_sac.py baa4b32e                           the ratio of this tree to that commit
     python scripts/bench_sac.py baa4b32e --networks mlp --rounds 20
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-UPDATES = 5  # of one turn
+UPDATES = 5  # in one turn
 CHILD = "--take-turns"  # this script's first argument in the process of one tree
 
 
@@ -57,7 +57,7 @@ def start(tree: Path, options: Sequence[str]) -> "subprocess.Popen[str]":
 
 
 def ask(child: "subprocess.Popen[str]") -> float:
-    """Let a process take its turn; the seconds that it took."""
+    """Let a process take its turn, and return the seconds that it took."""
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdin.write("\n")
@@ -66,7 +66,12 @@ def ask(child: "subprocess.Popen[str]") -> float:
 
 
 def take_turns(tree: str, *options: str) -> None:
-    """In a process of one tree: print the processor's seconds of `UPDATES` updates for each line of the input."""
+    """Print the processor seconds of `UPDATES` updates of one tree for each line of the input.
+
+    Args:
+        tree: path of the tree that is imported.
+        options: options of rl.sac.train.
+    """
     sys.path[0] = tree
     import torch
 

@@ -40,11 +40,11 @@ from vision.task import Task, compiled
 
 
 class PlainImages(Dataset[tuple[torch.Tensor, int]]):
-    """PIL images behind transforms, one at a time."""
+    """Images (n, C, H, W) as PIL images that are transformed one at a time."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, mean: list[float], std: list[float]) -> None:
-        scaled = images.permute(0, 2, 3, 1).numpy()
-        self.images = [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in scaled]
+        channels_last = images.permute(0, 2, 3, 1).numpy()  # (n, H, W, C)
+        self.images = [Image.fromarray(image.squeeze(-1) if image.shape[-1] == 1 else image) for image in channels_last]
         self.labels = labels.tolist()
         self.transform = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean, std)])
 
@@ -56,7 +56,7 @@ class PlainImages(Dataset[tuple[torch.Tensor, int]]):
 
 
 def synthetic(count: int, size: int, classes: int) -> ImageData:
-    """Random images in the shape of CIFAR's; speed does not depend on their content."""
+    """Return random colour images of size x size pixels; speed does not depend on their content."""
     generator = np.random.default_rng(0)
     images = torch.from_numpy(generator.integers(0, 256, (count, 3, size, size), dtype=np.uint8))
     labels = torch.from_numpy(generator.integers(0, classes, count))
@@ -64,7 +64,7 @@ def synthetic(count: int, size: int, classes: int) -> ImageData:
 
 
 def ours(task: Task, steps: int) -> Callable[[], None]:
-    """`steps` steps of the trainer's own loop."""
+    """Return a function that makes `steps` steps of the trainer's own loop."""
     learner = Learner.new(task)
     trainer.begin_phase(task, learner, 0, None)
     if task.config.compile != "off":
@@ -83,7 +83,7 @@ def ours(task: Task, steps: int) -> Callable[[], None]:
 
 
 def plain(task: Task, steps: int) -> Callable[[], None]:
-    """`steps` steps of a plain loop."""
+    """Return a function that makes `steps` steps of a plain loop."""
     config, data = task.config, task.data_of(0)
     model = Learner.new(task).model.float().to(memory_format=torch.contiguous_format)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.lr)
@@ -94,8 +94,8 @@ def plain(task: Task, steps: int) -> Callable[[], None]:
     loader = DataLoader(dataset, config.batch_size, shuffle=True)
 
     def go() -> None:
-        done, total = 0, 0.0
-        while done < steps:
+        steps_made, total = 0, 0.0
+        while steps_made < steps:
             for images, labels in loader:
                 loss = task.loss(model(images.to(task.device)), labels.to(task.device))
                 optimizer.zero_grad()
@@ -104,15 +104,15 @@ def plain(task: Task, steps: int) -> Callable[[], None]:
                     torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
                 optimizer.step()
                 total += loss.item()
-                done += 1
-                if done == steps:
+                steps_made += 1
+                if steps_made == steps:
                     return
 
     return go
 
 
 def lean(task: Task, steps: int) -> Callable[[], None]:
-    """`steps` steps of a loop with nothing in it but the training."""
+    """Return a function that makes `steps` steps of a loop with nothing in it but the training."""
     config, data = task.config, task.data_of(0)
     model = Learner.new(task).model
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr, momentum=0.9, nesterov=True, fused=True)
@@ -125,9 +125,9 @@ def lean(task: Task, steps: int) -> Callable[[], None]:
     def go() -> None:
         order = torch.randperm(len(labels), device=labels.device)
         for step in range(steps):
-            here = order[torch.arange(step * size, (step + 1) * size, device=labels.device) % len(order)]
+            batch = order[torch.arange(step * size, (step + 1) * size, device=labels.device) % len(order)]
             with task.autocast():
-                loss = torch.nn.functional.cross_entropy(model(images[here]), labels[here], label_smoothing=0.2)
+                loss = torch.nn.functional.cross_entropy(model(images[batch]), labels[batch], label_smoothing=0.2)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -136,7 +136,12 @@ def lean(task: Task, steps: int) -> Callable[[], None]:
 
 
 class Processes:
-    """As many processes as threads were asked for, of one thread each; a call lets each take its steps at once."""
+    """Several processes of one thread each; a call lets all of them make their steps at the same time.
+
+    Args:
+        count: number of processes.
+        words: the command line, which each process parses.
+    """
 
     def __init__(self, count: int, words: list[str]) -> None:
         context = torch.multiprocessing.get_context("spawn")
@@ -145,7 +150,7 @@ class Processes:
             ours, theirs = context.Pipe()
             worker = context.Process(target=serve, args=(theirs, words), daemon=True)
             worker.start()
-            theirs.close()  # so that a worker's death is seen
+            theirs.close()  # so that reading fails once the worker has ended
             self.pipes.append(ours)
             self.workers.append(worker)
         for pipe in self.pipes:
@@ -159,7 +164,7 @@ class Processes:
 
 
 def serve(pipe: Any, words: list[str]) -> None:
-    """Take the steps of one process whenever it is asked to."""
+    """Make the steps of one process for each message on the pipe, and answer when they are made."""
     args = parse(words)
     go = ours(prepared(args, threads=1), args.steps)
     pipe.send("ready")
@@ -170,6 +175,7 @@ def serve(pipe: Any, words: list[str]) -> None:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("overrides", nargs="*", help="options of vision.train")
     parser.add_argument("--size", type=int, help="synthetic colour images of this size instead of the data set")
@@ -181,7 +187,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 
 def prepared(args: argparse.Namespace, threads: int) -> Task:
-    """The task that the options ask for, one phase without end."""
+    """Return the task that the options ask for, with a single phase that never ends."""
     quiet = ["tracker=none", "cache=off", "progress=false", f"threads={threads}"]
     config = compose("vision", [*args.overrides, *quiet])
     if args.batch:
@@ -193,6 +199,7 @@ def prepared(args: argparse.Namespace, threads: int) -> Task:
 
 
 def main() -> None:
+    """Print the images per second of all loops."""
     args = parse(sys.argv[1:])
     several = Processes(args.threads, sys.argv[1:]) if args.threads > 1 else None
     task = prepared(args, args.threads)
@@ -201,7 +208,7 @@ def main() -> None:
     if task.classifies:
         loops["a lean loop"] = lean(task, args.steps)
     seconds = seconds_of(loops | ({} if several is None else {"processes": several}), args.rounds, args.threads)
-    if several is not None:  # each takes all steps
+    if several is not None:  # each process makes all steps
         name = f"this loop, {args.threads} processes"
         seconds[name] = [time / args.threads for time in seconds.pop("processes")]
     report(seconds, images, "images")

@@ -19,10 +19,14 @@ PROGRAMS = {
 
 
 def main(program: str, sweeps: list[str]) -> None:
-    """Open the data of sweeps, each told as on the command line; each data set once.
+    """Open each data set of several sweeps once.
+
+    Args:
+        program: such as `vision.train`.
+        sweeps: the options of each sweep, as on the command line.
 
     Raises:
-        ConfigError: some are not there, or are damaged.
+        ConfigError: data are missing or damaged.
     """
     if program not in PROGRAMS:
         return

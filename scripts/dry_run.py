@@ -1,4 +1,4 @@
-"""The paper's runs at their real sizes on tiny data: what composes, and would fail after hours.
+"""Try the paper's runs at their real sizes on tiny data, to find what composes but would fail after hours.
 
     python -m scripts.dry_run                      what is not done yet; the table is docs/dry_run.csv
     python -m scripts.dry_run vgg16 a_cifar10      these parts alone, again
@@ -110,7 +110,7 @@ QUIET = ("tracker=none", "progress=false", "checkpoint.keep=1", f"paths.data={DA
 
 
 def make_data() -> None:
-    """Write all data sets that are not there, and tell torchvision, in this process, the checksums of its files."""
+    """Write all missing data sets, and set torchvision's checksums, in this process, to those of the written files."""
     from torchvision import datasets
 
     draw = np.random.default_rng(0)
@@ -162,7 +162,7 @@ def make_data() -> None:
 
 
 def timed(program: str, runs: Path) -> list[float]:
-    """The seconds of each boundary from now on, with what is measured before and after the act; they are said too."""
+    """Return a list to which each boundary from now on adds its seconds, measurements included; they are logged too."""
     module, seconds = importlib.import_module(MODULES[program]), list[float]()
     act = module.act
 
@@ -177,7 +177,7 @@ def timed(program: str, runs: Path) -> list[float]:
 
 
 def kill_in(phase: int) -> None:
-    """Kill this process in the phase at its second step, or its only one; the step before it was saved."""
+    """Make this process kill itself at the phase's second step (or its only one), after a checkpoint of the first."""
     end_step, steps = Loop.end_step, 0
 
     def end_step_or_die(loop: Loop, save: Callable[[], None], ended: bool) -> None:
@@ -193,7 +193,7 @@ def kill_in(phase: int) -> None:
 
 
 def run_panel(name: str, phase: int | None) -> None:
-    """Train a panel's run, or until it is killed in `phase`; prints how it ended."""
+    """Train a panel's run to its end, or until it kills itself in `phase`, and log how it ended."""
     program, _, options = PANELS[name]
     make_data()
     timed(program, RUNS / name)
@@ -204,7 +204,7 @@ def run_panel(name: str, phase: int | None) -> None:
 
 
 def run_methods(name: str, *methods: str) -> None:
-    """These methods on an architecture, or all that did not act on it yet, each from the shared first phase."""
+    """Let methods act on an architecture, each from the shared first phase; by default all that have not acted yet."""
     program, options = ARCHITECTURES[name]
     make_data()
     runs = RUNS / name
@@ -221,23 +221,25 @@ def run_methods(name: str, *methods: str) -> None:
 
     module.PROGRAM = dataclasses.replace(module.PROGRAM, make_task=make_short)  # type: ignore[attr-defined]
     for method in methods or sorted(set(choices("method", program)) - {line.get("method") for line in said(runs)}):
-        began, of = len(seconds), ("method.of=fire+muon",) if method == "chain" else ()
-        ended = run_job(Job(program, (*options, *QUIET, f"paths.runs={runs}", f"method={method}", *of)))
-        say(runs, method=method, state=ended.state, error=repr(ended.error), act=sum(seconds[began:]))
+        boundaries_before = len(seconds)
+        parts = ("method.of=fire+muon",) if method == "chain" else ()
+        ended = run_job(Job(program, (*options, *QUIET, f"paths.runs={runs}", f"method={method}", *parts)))
+        act = sum(seconds[boundaries_before:])
+        say(runs, method=method, state=ended.state, error=repr(ended.error), act=act)
         for checkpoints in runs.glob(f"{program}/*/checkpoints"):
             shutil.rmtree(checkpoints)
-        gc.collect()  # of the run before nothing is to stay in memory
+        gc.collect()  # frees the memory of this run before the next
 
 
 def say(runs: Path, **what: Any) -> None:
-    """Add a line to what the processes of a part have said."""
+    """Add a line to the log of a part, said.jsonl, through which its processes report to the main one."""
     runs.mkdir(parents=True, exist_ok=True)
     with (runs / "said.jsonl").open("a") as file:
         file.write(json.dumps(what) + "\n")
 
 
 def said(runs: Path) -> list[dict[str, Any]]:
-    """What the processes of a part have said."""
+    """Return the lines of a part's log; an empty list if there is none."""
     path = runs / "said.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -246,7 +248,7 @@ def said(runs: Path) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run the parts that are named, or all that are not done, and write the table."""
+    """Run the named parts, or all that are not done, and write the table."""
     match list(arguments):
         case ["--list"]:
             print(*ARCHITECTURES, *PANELS)
@@ -255,19 +257,19 @@ def main(arguments: Sequence[str]) -> None:
             split_muon.DTYPE = torch.float32  # emulated bfloat16 takes a quarter of an hour for a step of GPT-0.1B
             run_methods(name, *words) if name in ARCHITECTURES else run_panel(name, int(words[0]) if words else None)
             return
-    every = [name for name in (*ARCHITECTURES, *PANELS) if name not in NEEDS]
-    if unknown := [name for name in arguments if name not in every]:
-        sys.exit(f"error: {unknown[0]} is unknown; accepted: {', '.join(every)}")
-    names = [name for name in arguments or every if arguments or not (RUNS / f"{name}.json").exists()]
+    runnable = [name for name in (*ARCHITECTURES, *PANELS) if name not in NEEDS]
+    if unknown := [name for name in arguments if name not in runnable]:
+        sys.exit(f"error: {unknown[0]} is unknown; accepted: {', '.join(runnable)}")
+    names = [name for name in arguments or runnable if arguments or not (RUNS / f"{name}.json").exists()]
     for name in names:
-        found = check_methods(name) if name in ARCHITECTURES else check_panel(name)
-        (RUNS / f"{name}.json").write_text(json.dumps(found))
-        print(name, found, flush=True)
+        result = check_methods(name) if name in ARCHITECTURES else check_panel(name)
+        (RUNS / f"{name}.json").write_text(json.dumps(result))
+        print(name, result, flush=True)
     write_table()
 
 
 def check_methods(name: str) -> dict[str, Any]:
-    """What the table says of an architecture."""
+    """Run all methods on an architecture, and return its entries of the table."""
     status, memory, seconds = process(name)
     lines = [line for line in said(RUNS / name) if "method" in line]
     acted = {line["method"]: line["act"] for line in lines if line["state"] == "done"}
@@ -282,7 +284,7 @@ def check_methods(name: str) -> dict[str, Any]:
 
 
 def check_panel(name: str) -> dict[str, Any]:
-    """What the table says of a panel."""
+    """Run a panel with two kills, draw its figure, and return its entries of the table."""
     program, last, _ = PANELS[name]
     runs = RUNS / name
     shutil.rmtree(runs, ignore_errors=True)
@@ -301,7 +303,7 @@ def check_panel(name: str) -> dict[str, Any]:
 
 
 def process(*words: str) -> tuple[int, float, float]:
-    """This program in a process of its own, with a log: exit status, peak memory in GB, seconds of processor time."""
+    """Run `scripts.dry_run --process` with words, and return (exit status, peak memory in GB, processor seconds)."""
     RUNS.mkdir(parents=True, exist_ok=True)
     with (RUNS / f"{words[0]}.log").open("a") as log:
         command = [sys.executable, "-m", "scripts.dry_run", "--process", *words]
@@ -312,22 +314,23 @@ def process(*words: str) -> tuple[int, float, float]:
 
 
 def write_table() -> None:
-    """A line a part, those that were not run too."""
+    """Write the table, with a line for each part, also for those that were not run."""
     with TABLE.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         measured = ("peak_memory_gb", "fire_act_seconds", "fire_boundary_seconds", "processor_seconds")
         table.writerow(("part", "ok", *measured, "note"))
         for name in (*ARCHITECTURES, *PANELS):
             path = RUNS / f"{name}.json"
-            found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"note": NEEDS.get(name, "")}
-            ok = {True: "yes", False: "no", None: "not run"}[found.get("ok")]
-            found |= act_of(name)
-            numbers = [f"{found[key]:.2f}" if key in found else "" for key in ("memory", "act", "boundary", "seconds")]
-            table.writerow((name, ok, *numbers, found["note"]))
+            result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"note": NEEDS.get(name, "")}
+            ok = {True: "yes", False: "no", None: "not run"}[result.get("ok")]
+            result |= act_of(name)
+            keys = ("memory", "act", "boundary", "seconds")
+            numbers = [f"{result[key]:.2f}" if key in result else "" for key in keys]
+            table.writerow((name, ok, *numbers, result["note"]))
 
 
 def act_of(name: str) -> dict[str, float]:
-    """The seconds of FIRE's act alone on an architecture: the rest of its boundary measures."""
+    """Return the seconds of FIRE's act alone as `act`, without the boundary's measurements; empty if it has not run."""
     for metrics in RUNS.glob(f"{name}/*/*-fire-*/metrics.jsonl"):
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
         return {"act": sum(row["method/seconds"] for row in rows if row.get("kind") == "boundary")}

@@ -1,4 +1,4 @@
-"""What the benchmarks share: loops that take turns, so that other load on the machine affects them equally."""
+"""Time loops in turns, so that other load on the machine affects them equally; used by the benchmarks."""
 
 import statistics
 import time
@@ -10,13 +10,13 @@ import torch
 def seconds_of(
     loops: Mapping[str, Callable[[], object]], rounds: int, threads: int | None = None, times: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each loop in each round; a first round warms up and does not count.
+    """Return the seconds of each loop in each round: name -> (rounds,). One more round, the first, only warms up.
 
     Args:
-        loops: by name.
-        rounds: that count.
-        threads: of this process; with one the clock is its own processor time, which other programs disturb least.
-        times: how often a loop is called in its turn.
+        loops: name -> the function to time.
+        rounds: number of rounds that count.
+        threads: threads of this process. If 1, processor time is measured, which other programs disturb least.
+        times: calls of a loop in each round.
     """
     clock = time.process_time if threads == 1 else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in loops}
@@ -33,7 +33,13 @@ def seconds_of(
 
 
 def report(seconds: Mapping[str, list[float]], amount: float, unit: str) -> None:
-    """Print the rate of each loop, and its ratio to the first one: the median over rounds, least and most."""
+    """Print the rate of each loop, and its ratio to the first loop's: the median, least and most over rounds.
+
+    Args:
+        seconds: what `seconds_of` returned.
+        amount: units that a loop does in its turn.
+        unit: name of the unit, such as `images`.
+    """
     first = next(iter(seconds.values()))
     for name, times in seconds.items():
         ratios = sorted(a / b for a, b in zip(first, times, strict=True))

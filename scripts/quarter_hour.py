@@ -1,4 +1,4 @@
-"""A quarter of an hour of one GPU.
+"""Use a quarter of an hour of one GPU: run the GPU tests, measure costs, and train figure 2a.
 
     scripts/quarter_hour.sh                  parts a and b, then c if the measured speed ends it in time
     scripts/quarter_hour.sh --only c         one part; a later call goes on from its checkpoints
@@ -48,33 +48,32 @@ from harness.run.environment import environment
 ROOT = CONF.parent
 STUDY = ROOT / "docs" / "studies" / "figure2a"
 SEEDS = (301, 302, 303)
-IMAGES = 5_000_000  # of each phase
+IMAGES = 5_000_000  # training images in each phase, counted over all epochs
 ROWS = {
     "base": ("method=base",),
     "full_reset": ("method=full_reset", "skip_first_phase=true"),
     "fire": ("method=fire",),
     "half": ("method=fire", "method.blend=0.5", "method.name=half"),
 }
-BESIDE_FIRST_PHASE = "full_reset"
+BESIDE_FIRST_PHASE = "full_reset"  # the row that needs no first phase, and so runs beside it
 # What the harness needs and a machine with torch may lack.
 PACKAGES = (
     *("hydra-core", "omegaconf", "antlr4-python3-runtime", "hydra-joblib-launcher", "joblib", "filelock"),
     *("gymnasium", "farama-notifications", "cloudpickle", "ale-py", "tqdm"),
     *("safetensors", "pytest", "pluggy", "iniconfig", "packaging", "pytest-xdist", "execnet", "imageio"),
 )
-START_AND_END = 40.0  # seconds that importing, loading images and evaluating take beside the training
-LIMIT = {"a": 60.0, "b": 90.0, "c": 720.0}
+START_AND_END = 40.0  # seconds for imports, loading images and evaluation
+LIMIT = {"a": 60.0, "b": 90.0, "c": 720.0}  # seconds of each part
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What c trains, and where things lie.
+    """The options and folders of a call.
 
     Attributes:
-        options: of every run.
-        out: where rows go.
-        runs: where run folders go, which a later call goes on from.
-        epochs: of each phase.
+        options: options of every run of part c.
+        out: folder of the rows.
+        runs: folder of the run folders, from which a later call resumes.
         rehearsal: whether this is a rehearsal on a CPU.
     """
 
@@ -85,7 +84,7 @@ class Setting:
 
 
 def main() -> None:
-    """Do the parts that the command line asks for."""
+    """Run the parts that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("a", "b", "c"), help="one part")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, small")
@@ -115,7 +114,7 @@ def main() -> None:
 
 
 def at_paper_size(out: Path) -> Setting:
-    """Figure 2a as in the paper, from the JPEG copies."""
+    """Return the setting of figure 2a as in the paper, on the JPEG copies; unpack them if need be."""
     images = ROOT / "data" / "cifar10_jpeg"
     archive = images.with_suffix(".tar.xz")
     if not images.is_dir() and archive.exists():
@@ -130,7 +129,7 @@ def at_paper_size(out: Path) -> Setting:
 
 
 def rehearsed(out: Path) -> Setting:
-    """The same script on a few digits."""
+    """Return the setting of a rehearsal: the same parts on a few digits."""
     options = (
         *("experiment=fig2a_cifar10", "dataset=digits", "dataset.train_size=200", "model=small_resnet"),
         *("model.width=8", "epochs=3", "device=cpu", "threads=1", "metrics=weights"),
@@ -139,7 +138,7 @@ def rehearsed(out: Path) -> Setting:
 
 
 def pack(folder: Path, python: str) -> None:
-    """Put wheels and images into a folder and say how large it is."""
+    """Put wheels and images into a folder, and print its size."""
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     versions = {name: f"{name}=={metadata.version(name)}" for name in PACKAGES}  # those of this environment
@@ -161,18 +160,18 @@ def pack(folder: Path, python: str) -> None:
 
 
 def run_tests(setting: Setting, seconds: float) -> None:
-    """The tests that need a GPU; in a rehearsal they are only collected, and skip."""
+    """Run the tests that need a GPU; in a rehearsal they are skipped."""
     say(f"a: tests that need a GPU, at most {seconds:.0f} s")
-    some = ["tests/polar"] if setting.rehearsal else []
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-q", *some]
+    folders = ["tests/polar"] if setting.rehearsal else []
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "-q", *folders]
     with (setting.out / "a_tests.txt").open("w") as output:
         ended = run_for(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT), seconds)
-    last = (setting.out / "a_tests.txt").read_text().strip().rsplit("\n", 1)[-1]
-    say(f"a: {last if ended else 'stopped at its limit'}")
+    last_line = (setting.out / "a_tests.txt").read_text().strip().rsplit("\n", 1)[-1]
+    say(f"a: {last_line if ended else 'stopped at its limit'}")
 
 
 def measure_costs(setting: Setting, seconds: float, long: bool) -> None:
-    """`scripts/bench_gpu.py`, which writes a row for each thing that it has measured."""
+    """Run `scripts/bench_gpu.py`, which writes a row after each measurement."""
     say(f"b: what a GPU costs, at most {seconds:.0f} s")
     command = [sys.executable, "-m", "scripts.bench_gpu", "--out", str(setting.out / "b_costs.csv")]
     command += ["--rehearse"] * setting.rehearsal + ["--long"] * long
@@ -184,19 +183,21 @@ def measure_costs(setting: Setting, seconds: float, long: bool) -> None:
 
 
 def next_seed(table: Path) -> int:
-    """The first seed of the study that has no rows yet.
+    """Return the first seed of the study that has no rows yet.
 
-    Exits where all have.
+    Raises:
+        SystemExit: all seeds have rows.
     """
-    done = {int(line["seed"]) for line in csv.DictReader(table.read_text().splitlines())} if table.exists() else set()
+    lines = csv.DictReader(table.read_text().splitlines() if table.exists() else [])
+    seeds_with_rows = {int(line["seed"]) for line in lines}
     for seed in SEEDS:
-        if seed not in done:
+        if seed not in seeds_with_rows:
             return seed
     sys.exit(f"error: seeds {', '.join(map(str, SEEDS))} of docs/studies/figure2a have rows: the study has ended")
 
 
 def speeds(table: Path) -> dict[int, float]:
-    """Images a second of all processes together, by their number, as b has measured them; nothing where it has not."""
+    """Return number of processes -> their total images per second, as part b measured; empty if it has not run."""
     if not table.exists():
         return {}
     lines = csv.DictReader(table.read_text().splitlines())
@@ -206,13 +207,13 @@ def speeds(table: Path) -> dict[int, float]:
 
 
 def chosen_rows(together: dict[int, float], seconds: float) -> list[str]:
-    """The rows that can end in time, in their order.
+    """Return the rows that can be trained in time: as many as possible of ROWS, in its order.
 
     Args:
-        together: images a second of one, two and three processes together.
-        seconds: that c may take.
+        together: number of processes -> their total images per second.
+        seconds: time limit of part c.
     """
-    best: list[str] = []
+    possible: list[str] = []
     for count in range(1, len(ROWS) + 1):
         rows = list(ROWS)[:count]
         beside = BESIDE_FIRST_PHASE in rows
@@ -220,23 +221,23 @@ def chosen_rows(together: dict[int, float], seconds: float) -> list[str]:
         first = IMAGES * (1 + beside) / speed_of(together, 1 + beside)
         second = IMAGES * len(later) / speed_of(together, len(later))
         if first + second + START_AND_END <= seconds:
-            best = rows
-    return best
+            possible = rows
+    return possible
 
 
 def speed_of(together: dict[int, float], processes: int) -> float:
-    """The speed of so many processes together; of a number that was not measured, that of the next smaller one."""
+    """Return the total speed of a number of processes, or of the next smaller number that was measured."""
     return together[max((number for number in together if number <= processes), default=min(together))]
 
 
 def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> None:
-    """Phase 0 with the full reset beside it, then the other rows together; rows are collected whenever something ends.
+    """Train phase 0 with the full reset beside it, then the other rows together, and write their numbers.
 
     Args:
-        setting: what is trained.
-        seed: of all rows.
-        seconds: after which the processes are asked to write checkpoints and leave.
-        always: train even where the speed is not known, or is too low for any row to end in this call.
+        setting: the options and folders.
+        seed: seed of all rows.
+        seconds: time after which the processes are asked to write checkpoints and leave.
+        always: whether to train even if the speed is not known, or too low for any row to end in this call.
     """
     together = speeds(setting.out / "b_costs.csv")
     plan = setting.runs / f"plan-{seed}.json"  # a later call goes on with the rows that an earlier one has chosen
@@ -259,28 +260,31 @@ def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> Non
     first = [command(setting, seed, "base", "only_first_phase=true")]
     first += [command(setting, seed, BESIDE_FIRST_PHASE)] * (BESIDE_FIRST_PHASE in rows)
     later = [command(setting, seed, row) for row in rows if row != BESIDE_FIRST_PHASE]
-    whole = run_together(setting, first, end) and run_together(setting, later, end)
+    all_ended = run_together(setting, first, end) and run_together(setting, later, end)
     collect(setting, seed)
-    how = "done" if whole else "stopped: the same command goes on from the checkpoints"
+    how = "done" if all_ended else "stopped: the same command goes on from the checkpoints"
     say(f"c: {how}: {setting.out / 'c_rows.csv'}")
 
 
 def command(setting: Setting, seed: int, row: str, *more: str) -> list[str]:
-    """The command of a run."""
+    """Return the command of a run."""
     options = (*setting.options, *ROWS[row], f"seed={seed}", "tracker=none", "progress=false", *more)
     places = (f"paths.runs={setting.runs}", "checkpoint.every_seconds=30", "checkpoint.keep=1")
     return [sys.executable, "-m", "vision.train", *options, *places]
 
 
 def run_together(setting: Setting, commands: Sequence[list[str]], end: float) -> bool:
-    """Run processes side by side until they have ended; whether all have done so well, in time."""
+    """Run processes in parallel, and return whether all ended in time and without an error."""
     processes = [subprocess.Popen(words, cwd=ROOT) for words in commands]
     ended = [run_for(process, max(0.0, end - time.monotonic())) for process in processes]
     return all(ended) and not any(process.returncode for process in processes)
 
 
 def run_for(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait for a process; past its time it is asked to end, which a trainer does with a checkpoint."""
+    """Wait for a process, and return whether it ended in time.
+
+    Otherwise it is asked to leave, which a trainer does with a checkpoint, and after 20 s it is killed.
+    """
     try:
         process.wait(seconds)
         return True
@@ -295,13 +299,13 @@ def run_for(process: "subprocess.Popen[bytes]", seconds: float) -> bool:
 
 
 def collect(setting: Setting, seed: int) -> None:
-    """Write the epochs of all runs of a seed, and a line for each run that has ended."""
-    epochs, ends = list[dict[str, object]](), list[dict[str, object]]()
+    """Write the epochs of all runs of a seed, and a row for each finished run."""
+    epochs, final_rows = list[dict[str, object]](), list[dict[str, object]]()
     about = environment()
     card = about["gpus"][0] if about["gpus"] else about["processor"]
     for folder in sorted((setting.runs / "vision").glob(f"*-s{seed}-*")):
-        what = json.loads((folder / "identity.json").read_text())["run"]
-        row, precision = what["method"]["name"], what.get("precision", "float32")
+        identity = json.loads((folder / "identity.json").read_text())["run"]
+        row, precision = identity["method"]["name"], identity.get("precision", "float32")
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         names = ("epoch", "phase", "train/loss", "train/accuracy", "test/accuracy", "test/loss", "seconds")
         epochs += [
@@ -310,10 +314,10 @@ def collect(setting: Setting, seed: int) -> None:
         if (folder / "DONE").exists():
             summary = json.loads((folder / "DONE").read_text())
             values = {key: summary[key] for key in ("test/accuracy", "train/accuracy", "seconds")}
-            ends.append(
+            final_rows.append(
                 {"row": row, "seed": seed} | values | {"card": card, "commit": about["git"], "precision": precision}
             )
-    for name, table in (("c_epochs.csv", epochs), ("c_rows.csv", ends)):
+    for name, table in (("c_epochs.csv", epochs), ("c_rows.csv", final_rows)):
         if table:
             with (setting.out / name).open("w", newline="") as file:
                 writer = csv.DictWriter(file, list(table[0]), lineterminator="\n")
@@ -322,7 +326,7 @@ def collect(setting: Setting, seed: int) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line with the time, without buffering."""
     print(time.strftime("[%H:%M:%S]"), text, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Records the numbers with which `tests/curves` compares: short runs of all four programs.
+"""Record the numbers that `tests/curves` compares with: rows of short runs of all four programs.
 
     python scripts/record_curves.py                    all programs, about a minute
     python scripts/record_curves.py vision dqn         these
@@ -26,7 +26,7 @@ from tests.zygote import Zygote
 
 
 def main() -> None:
-    """Record, or print why not."""
+    """Record the curves of the named programs, or exit with the reason why they are not recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(MODULES))
     parser.add_argument("--check", action="store_true", help="compare only")

@@ -1,4 +1,4 @@
-"""Run the public code of methods on small inputs and record what it gives, for tests/parity/originals.
+"""Run the public code of methods on small inputs, and record its results for tests/parity/originals.
 
     python scripts/record_originals.py <folder> [name ...]
 
@@ -40,6 +40,7 @@ RECORDERS = {name: getattr(rivals, name, None) or getattr(paper, name) for name 
 
 
 def main() -> None:
+    """Record the named methods, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", choices=[[], *RECORDERS], metavar="name")

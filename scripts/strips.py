@@ -1,4 +1,4 @@
-"""Frames of trained agents beside each other, a strip for each run, as docs/use_a_run.md shows them.
+"""Draw frames of trained agents, a strip for each run, as docs/use_a_run.md shows them.
 
     python -m scripts.strips runs/dqn/<base> runs/dqn/<fire> out=both.png
 
@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
     outputs = [word.removeprefix("out=") for word in words if word.startswith("out=")]
     if not folders or len(outputs) != 1:
         sys.exit(str(__doc__))
-    os.environ.setdefault("MUJOCO_GL", "egl")  # as rl.play: nothing needs a display
+    os.environ.setdefault("MUJOCO_GL", "egl")  # as in rl.play: draw without a display
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     style.use()
     figure, axes = plt.subplots(len(folders), 1, figsize=(style.PAGE, 0.85 * len(folders)), squeeze=False)
@@ -46,7 +46,7 @@ def main(words: list[str]) -> None:
 
 
 def strip_of(folder: str) -> tuple[np.ndarray, list[float], str]:
-    """The frames of an agent's first episode side by side, its returns, and its method's name."""
+    """Return an agent's strip (height, width, channels), the returns of its episodes, and its method's name."""
     trained = load(folder)
     if trained.program not in GAMES:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")

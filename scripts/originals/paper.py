@@ -1,4 +1,7 @@
-"""The methods that the FIRE paper compares with. Each recorder takes the clone's folder and gives arrays."""
+"""Record the public code of methods that the FIRE paper compares with.
+
+Each recorder takes the clone's folder and returns arrays by name.
+"""
 
 import copy
 import importlib
@@ -13,6 +16,7 @@ from scripts.originals.tools import Arrays, extract, numbers, perceptron
 
 
 def cbp(clone: Path) -> Arrays:
+    """Record CBP's utilities, ages and weights over steps of gradient descent."""
     import torch
     from torch.nn import functional as F
 
@@ -41,6 +45,7 @@ def cbp(clone: Path) -> Arrays:
 
 
 def muon(clone: Path) -> Arrays:
+    """Record Muon's updates of a wide, a tall and a convolutional weight."""
     import torch
     from torch import nn
 
@@ -61,6 +66,7 @@ def muon(clone: Path) -> Arrays:
 
 
 def parseval(clone: Path) -> Arrays:
+    """Record the loss and gradients of the Parseval penalty."""
     import torch
 
     agent = SimpleNamespace(init_gain=None, parseval_norm=False, parseval_num_groups=1)
@@ -75,6 +81,7 @@ def parseval(clone: Path) -> Arrays:
 
 
 def dash(clone: Path) -> Arrays:
+    """Record the weights before and after DASH shrinks them."""
     import torch
     from einops import rearrange
     from torch import nn
@@ -95,6 +102,7 @@ def dash(clone: Path) -> Arrays:
 
 
 def redo(clone: Path) -> Arrays:
+    """Record weights and Adam's moments before and after ReDo recycles dead neurons."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -128,6 +136,7 @@ def redo(clone: Path) -> Arrays:
 
 
 def snr(clone: Path) -> Arrays:
+    """Record ages, resets and thresholds of SNR for two percentiles."""
     import jax.numpy as jnp
     import jax.random as jr
 

@@ -1,4 +1,4 @@
-"""Rivals since 2024. Each recorder takes the clone's folder and gives arrays."""
+"""Record the public code of methods since 2024. Each recorder takes the clone's folder and returns arrays by name."""
 
 import copy
 import importlib
@@ -17,7 +17,13 @@ from scripts.originals.tools import Arrays, extract, numbers, perceptron
 
 
 def trained(net: Any, steps: int, take: Callable[[Callable[[], Any]], None]) -> Arrays:
-    """Steps on random gradients-to-be: the loss is a fixed function of inputs that are recorded."""
+    """Train a network on recorded random inputs, and return the inputs and the parameters after each step.
+
+    Args:
+        net: the network, whose loss is the cross-entropy.
+        steps: number of steps.
+        take: `take(loss)` makes one step; `loss()` returns the loss of the step's inputs.
+    """
     import torch
     from torch.nn import functional as F
 
@@ -35,7 +41,7 @@ def trained(net: Any, steps: int, take: Callable[[Callable[[], Any]], None]) -> 
 
 
 def stepping(optimizer: Any) -> Callable[[Callable[[], Any]], None]:
-    """For optimizers that take gradients."""
+    """Return a step for `trained` with an optimizer that uses gradients."""
 
     def take(loss: Callable[[], Any]) -> None:
         optimizer.zero_grad()
@@ -46,6 +52,7 @@ def stepping(optimizer: Any) -> Callable[[Callable[[], Any]], None]:
 
 
 def upgd(clone: Path) -> Arrays:
+    """Record steps of UPGD without noise."""
     import torch
     from torch.nn import functional as F
 
@@ -60,27 +67,28 @@ def upgd(clone: Path) -> Arrays:
 
 
 def clipping(clone: Path) -> Arrays:
+    """Record steps of Adam with weight clipping."""
     import math
 
     import torch
 
-    found = extract(
+    optimizers = extract(
         clone / "core" / "optim" / "weight_clipping.py", "InitBounds", "WeightClippingAdam", torch=torch, math=math
     )
     torch.manual_seed(0)
     net = perceptron(6, 10, 8, 3)
     options = {"zeta": 0.8}
-    optimizer = found.WeightClippingAdam(net.parameters(), lr=0.05, **options)
+    optimizer = optimizers.WeightClippingAdam(net.parameters(), lr=0.05, **options)
     record = trained(net, 12, lambda loss: optimizer.step(loss))
     return record | {"option.zeta": 0.8, "option.lr": 0.05}
 
 
 def swr(clone: Path) -> Arrays:
-    """Steps of descent, each followed by a look at the weights and then by SWR, in all its forms."""
+    """Record gradient descent with SWR after each step, in all its forms; weights are recorded before and after SWR."""
     import torch
     from torch.nn import functional as F
 
-    found = extract(
+    swr_code = extract(
         clone / "src" / "swr_functions" / "selective_weight_reinitialization.py",
         "compute_utility", "prune_weights", "SelectiveWeightReinitialization", torch=torch,
         np=SimpleNamespace(random=np.random.RandomState(0)), Optimizer=torch.optim.Optimizer,
@@ -93,9 +101,10 @@ def swr(clone: Path) -> Arrays:
         case = f"{utility}.{pruning}.{'running' if decay else 'now'}."
         torch.manual_seed(0)
         # With ReLU whole rows would have no gradient, and which of several equal utilities is the least is open.
-        net = torch.nn.Sequential(*(torch.nn.Tanh() if i % 2 else one for i, one in enumerate(perceptron(6, 8, 5, 3))))
+        layers = enumerate(perceptron(6, 8, 5, 3))
+        net = torch.nn.Sequential(*(torch.nn.Tanh() if i % 2 else layer for i, layer in layers))
         count = len(list(net.parameters()))
-        method = found.SelectiveWeightReinitialization(
+        method = swr_code.SelectiveWeightReinitialization(
             net.parameters(), utility, pruning, [0.0] * count, [0.5] * count, [True] * count,
             options["every"], options[pruning], decay,
         )  # fmt: skip
@@ -114,6 +123,7 @@ def swr(clone: Path) -> Arrays:
 
 
 def trac(clone: Path) -> Arrays:
+    """Record steps of Adam under TRAC, with an exact erfi in place of the clone's approximation."""
     import scipy.special
     import torch
 
@@ -130,7 +140,7 @@ def trac(clone: Path) -> Arrays:
 
 
 def cpr(clone: Path) -> Arrays:
-    """Of CPR the running utility and a partial reset; of ReGraMa, which the same clone has, the score."""
+    """Record CPR's running utility and a partial reset; of ReGraMa, which the same clone has, the score."""
     import flax
     import jax
     import jax.numpy as jnp
