@@ -273,7 +273,13 @@ def test_presets_compose() -> None:
 def test_a_full_reset_of_the_pair_is_one_run_from_any_start(folder: Path, tmp_path: Path) -> None:
     """Its second phase has the same rows from both checkpoints, so that its runs have one identity."""
     texts = ["dataset=texts", f"dataset.first.path={folder}/a.txt", f"dataset.second.path={folder}/b.txt"]
-    pair = [*texts, f"paths.data={folder}/data", "benchmark.iterations=[12,8]", "benchmark.checkpoints=[4]"]
+    pair = [
+        "benchmark=continual_pretraining",
+        *texts,
+        f"paths.data={folder}/data",
+        "benchmark.iterations=[12,8]",
+        "benchmark.checkpoints=[4]",
+    ]
     found = {}
     for start in ("best", "4"):
         rows, _ = rows_of(tmp_path / start, [*pair, "method=full_reset", f"benchmark.start={start}"])

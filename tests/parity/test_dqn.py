@@ -145,7 +145,7 @@ def test_epsilon(case: str) -> None:
 
 
 def compose(method: str) -> Any:
-    return programs.compose("dqn", f"method={method}", "variant=fire_paper", "boundary=dqn_paper")
+    return programs.compose("dqn", "env=breakout", f"method={method}", "variant=fire_paper", "boundary=dqn_paper")
 
 
 def act(method: Method, net: Net, optimizer: torch.optim.Optimizer, config: Any) -> torch.optim.Optimizer:

@@ -70,7 +70,7 @@ def test_games_with_other_channels_take_turns() -> None:
     assert (emulator.frame, emulator.actions) == ((10, 10, 10), 6)  # seaquest's ten channels
     for phase, channels in enumerate((6, 4, 10)):
         emulator.begin_task(phase)
-        shown, own = learner.env.begin(), emulator.now.reset([0], [learner.env.seed_of(0, phase)])
+        shown, own = learner.env.begin(), emulator.current.reset([0], [learner.env.seed_of(0, phase)])
         np.testing.assert_array_equal(shown[0, :channels], own[0])
         assert not shown[:, channels:].any()
 
