@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Discrete, Space
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
@@ -60,11 +61,43 @@ def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[st
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with answering(name, "is being made"):
+            with answering(name, "is being made"), torch_as_before(name):
                 env = without_drawing(lambda: gymnasium.make(task, disable_env_checker=True, **options))
+        except SystemExit as error:  # of a licence that is missing, or of a script without `if __name__ == "__main__"`
+            if error.code == EXIT_PREEMPTED:  # this program's own: a signal came meanwhile
+                raise
+            raise ConfigError(f"{name}: its code called exit({error.code!r}) while it was being made") from error
         except Exception as error:
             raise ConfigError(f"{name}: {error_text(error)}") from error
     return env, warning_texts(caught)
+
+
+@contextlib.contextmanager
+def torch_as_before(name: str) -> Iterator[None]:
+    """Refuse an environment whose code changes torch for the whole process; set the number of threads back.
+
+    Raises:
+        ConfigError: gradients are off, or new tensors have another dtype or device, after this block.
+    """
+    before, threads = _torch_state(), torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != threads:  # on which sums depend
+        log.warning("%s: its code sets torch's threads to %d: set back", name, torch.get_num_threads())
+        torch.set_num_threads(threads)
+    for (what, old), (_, new) in zip(before.items(), _torch_state().items(), strict=True):
+        if old != new:
+            raise ConfigError(
+                f"{name}: its code changes {what} from {old} to {new} for the whole process, in which the agent could "
+                "not learn: let it do so within its functions, such as by `with torch.no_grad():`"
+            )
+
+
+def _torch_state() -> dict[str, object]:
+    return {
+        "torch.is_grad_enabled()": torch.is_grad_enabled(),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+        "torch.get_default_device()": torch.get_default_device(),
+    }
 
 
 def without_drawing(function: Callable[[], T]) -> T:
@@ -98,13 +131,39 @@ def _set_environment(key: str, value: str) -> Iterator[None]:
 
 
 def time_limit(env: Any) -> int | None:
-    """Return the steps after which an episode is truncated; None if the environment does not say."""
+    """Return the steps after which an episode is truncated; None if the environment does not say.
+
+    An environment says so where it is registered, or by a wrapper `TimeLimit`; of several limits the smallest counts.
+    """
     spec = getattr(env, "spec", None)
-    limit = spec.max_episode_steps if spec is not None else getattr(env, "max_steps", None)
-    return int(limit) if limit and limit > 0 else None
+    limits = [spec.max_episode_steps if spec is not None else getattr(env, "max_steps", None)]
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, TimeLimit):
+            limits.append(env._max_episode_steps)
+        env = env.env
+    return min((int(limit) for limit in limits if limit and limit > 0), default=None)
 
 
 # --------------------------------------------------------------------------------------------------------- their spaces
+
+
+def _space_of(name: str, env: Any, attribute: str) -> Any:
+    """Return a space of an environment.
+
+    Raises:
+        ConfigError: it has none, or one of another package, such as gym, gymnasium's predecessor.
+    """
+    try:
+        space = getattr(env, attribute)
+    except Exception as error:
+        raise ConfigError(f"{name}: its {attribute} cannot be read ({error_text(error)})") from error
+    if not isinstance(space, Space):
+        kind = type(space)
+        raise ConfigError(
+            f"{name}: its {attribute} must be a space of gymnasium.spaces, not {shown(space)}, which is a "
+            f"{kind.__module__}.{kind.__qualname__}"
+        )
+    return space
 
 
 def observation_size(name: str, space: Any) -> int:
@@ -190,8 +249,8 @@ class Environment:
 
     def __init__(self, name: str, env: Any) -> None:
         self.name, self.env = name, env
-        self.action_space: Space[Any] = env.action_space
-        self.size, self.limit = observation_size(name, env.observation_space), time_limit(env)
+        self.action_space: Space[Any] = _space_of(name, env, "action_space")
+        self.size, self.limit = observation_size(name, _space_of(name, env, "observation_space")), time_limit(env)
         self._seed, self._steps = 0, 0  # of the episode
 
     @property
@@ -270,10 +329,7 @@ class Environment:
 
     def _checked_observation(self, method: str, observation: Any) -> np.ndarray:
         """Return a float32 copy of an observation, as some environments return the same array at each step."""
-        try:
-            values = np.asarray(observation)
-        except ValueError:  # lists of different lengths
-            raise self._fault(f"{method} returned the observation {shown(observation)}, which is no array") from None
+        values = self._array(f"{method} returned the observation", observation)
         if values.dtype.kind not in NUMBERS:
             raise self._fault(f"{method} returned the observation {shown(observation)}, which is no array of numbers")
         if values.shape != (self.size,):
@@ -287,8 +343,15 @@ class Environment:
             raise self._fault(f"{method} returned an observation whose number {number} is {values[number]}")
         return converted
 
+    def _array(self, what: str, value: Any) -> np.ndarray:
+        """Return a value as an array; `what` begins the message if it cannot be one."""
+        try:
+            return np.asarray(value)
+        except Exception as error:  # lists of different lengths, tensors with a gradient or on a GPU, objects
+            raise self._fault(f"{what} {shown(value)}, which is no array ({error_text(error)})") from error
+
     def _checked_reward(self, reward: Any) -> float:
-        values = np.asarray(reward)
+        values = self._array("step returned the reward", reward)
         if values.size != 1 or values.dtype.kind not in NUMBERS:
             raise self._fault(f"step returned the reward {shown(reward)}, which is no number")
         value = float(values.reshape(()))
@@ -297,7 +360,7 @@ class Environment:
         return value
 
     def _checked_flag(self, name: str, flag: Any) -> bool:
-        values = np.asarray(flag)
+        values = self._array(f"step returned {name}", flag)
         if values.size != 1 or values.dtype.kind not in "biu":
             raise self._fault(f"step returned {name}={shown(flag)}, which is neither true nor false")
         return bool(values.reshape(()))
@@ -310,30 +373,50 @@ class Environment:
 
 # --------------------------------------------------------------------------------------------- before the first step
 
-_examined: set[str] = set()
+Interface = tuple[int, Space[Any]]  # numbers in an observation, space of actions
+_examined: dict[str, Interface] = {}  # of the copies that were tried, by how they were made
 
 
-def examine(option: str, task: str, options: dict[str, Any], action: Any) -> None:
+def examine(environment: Environment, option: str, task: str, options: dict[str, Any], action: Any) -> None:
     """Try a copy of an environment before the first step, and log what gymnasium's `check_env` reports of it.
 
-    Each environment is examined once in a process. `check_env` is left out for gymnasium's own environments.
+    A copy is tried once in a process; each environment must have its spaces, as one agent acts in all of them.
+    `check_env` is left out for gymnasium's own environments.
 
     Args:
+        environment: the environment, made with the next three arguments.
         option: see `make_gymnasium`.
         task: see `make_gymnasium`.
         options: see `make_gymnasium`.
         action: an action that the environment accepts.
 
     Raises:
-        ConfigError: the environment raises, or does not return what its spaces say.
+        ConfigError: the environment raises, does not return what its spaces say, or has other spaces each time.
     """
     key = repr((option, task, options))
-    if key in _examined:
-        return
+    interface = environment.size, environment.action_space
+    if key not in _examined:
+        _examined[key] = _try_copy(option, task, options, interface, action)
+    _check_same(environment.name, interface, _examined[key])
+
+
+def _check_same(name: str, interface: Interface, other: Interface) -> None:
+    """Raise a ConfigError if two environments of one task have different spaces."""
+    for what, one, another in zip(("numbers in an observation", "actions"), interface, other, strict=True):
+        if one != another:
+            raise ConfigError(
+                f"{name}: two environments of this task have different {what}, {shown(one)} and {shown(another)}, and "
+                "one agent acts in both: make its spaces the same each time"
+            )
+
+
+def _try_copy(option: str, task: str, options: dict[str, Any], interface: Interface, action: Any) -> Interface:
+    """Make, try and close a copy of an environment, and return its interface; see `examine`."""
     name = f"{option}={task}"
     env, remarks = _make(option, task, options)
     copy = Environment(name, env)
-    with contextlib.closing(copy):
+    with contextlib.closing(copy), torch_as_before(name):
+        _check_same(name, interface, (copy.size, copy.action_space))
         try:
             copy.reset(seed=0)
             copy.step(action)
@@ -344,7 +427,7 @@ def examine(option: str, task: str, options: dict[str, Any], action: Any) -> Non
             remarks += check(name, env)
     if remarks:
         log.warning("%s: gymnasium says: %s", name, "; ".join(dict.fromkeys(remarks)))
-    _examined.add(key)
+    return copy.size, copy.action_space
 
 
 def check(name: str, env: Any) -> list[str]:

@@ -35,9 +35,10 @@ class Classic(Emulator):
         space = check_discrete(name, first.action_space)
         # DQN counts actions from 0, the environment from where its space starts.
         self._first_action, self._action_type = int(space.start), space.dtype.type
-        examine("env.game", task, options, self._action_type(self._first_action))
         others = [Environment(name, make_gymnasium("env.game", task, options)) for _ in range(envs - 1)]
         self._envs = [first, *others]
+        for environment in self._envs:
+            examine(environment, "env.game", task, options, self._action_type(self._first_action))
         self.envs, self.actions, self.limit = envs, int(space.n), first.limit
         self.frame: tuple[int, ...] = (first.size,)
 

@@ -67,7 +67,7 @@ class Control:
         space = check_continuous(self.name, environment.action_space)
         if self.suite == "gymnasium":
             low, high = bounds(space)
-            examine("env.task", self.task, options, ((low + high) / 2).astype(space.dtype))
+            examine(environment, "env.task", self.task, options, ((low + high) / 2).astype(space.dtype))
         return environment
 
     @property

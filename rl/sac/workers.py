@@ -13,7 +13,7 @@ from harness.training import seeding
 from rl.common.continual import ContinualControl, check_one_interface
 from rl.common.environments import bounds, check_continuous
 from rl.common.physics import Physics
-from rl.sac.control import Control
+from rl.sac.control import Control, decisions_at_most
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class Tasks:
         size: length to which observations are padded.
 
     Raises:
-        ConfigError: the control tasks have actions of different lengths, or the stream changes physics and an
-            environment is not MuJoCo's.
+        ConfigError: the control tasks have actions of different lengths, one has no time limit, or the stream changes
+            physics and an environment is not MuJoCo's.
     """
 
     def __init__(self, benchmark: ContinualControl, control: Control, seed: int) -> None:
@@ -46,6 +46,7 @@ class Tasks:
             try:
                 sizes.append(env.size)
                 actions[name] = env.action_size
+                decisions_at_most(env, control.action_repeat)  # refuses an environment without a time limit
                 if benchmark.physics:
                     Physics(env.env)
             finally:

@@ -1,5 +1,6 @@
 """Environments of one's own: what gymnasium allows is right in both agents, or refused before the first step."""
 
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, OneOf, Sequence, Space, Text, Tuple
+from gymnasium.wrappers import TimeLimit
 
 from harness.config.errors import ConfigError, TrainingError
 from rl.common import environments
@@ -288,11 +290,16 @@ FAULTS: dict[str, tuple[Callable[[tuple[Any, ...], int], Any], str]] = {
     "a table": (change(0, {"a": np.zeros(3)}), "the observation .* which is no array of numbers"),
     "ragged": (change(0, [[0.0], [0.0, 1.0], 2.0]), "the observation .* which is no array"),
     "complex": (change(0, np.zeros(3, complex)), "which is no array of numbers"),
+    "a gradient": (change(0, torch.zeros(3, requires_grad=True)), r"which is no array \(RuntimeError: "),
+    "bfloat16": (change(0, torch.zeros(3, dtype=torch.bfloat16)), r"which is no array \(TypeError: .* BFloat16\)"),
     "reward NaN": (change(1, float("nan")), "step returned the reward nan"),
     "reward infinite": (change(1, -np.inf), "step returned the reward -inf"),
     "no reward": (change(1, None), "the reward None, which is no number"),
+    "ragged rewards": (change(1, [1.0, [2.0]]), r"the reward \[1.0, \[2.0\]\], which is no array"),
+    "a reward's gradient": (change(1, torch.ones(1, requires_grad=True)), "the reward tensor.*, which is no array"),
     "two rewards": (change(1, np.ones(2)), r"the reward array\(\[1., 1.\]\), which is no number"),
     "no flag": (change(2, None), "terminated=None, which is neither true nor false"),
+    "ragged flags": (change(2, [1, [0]]), r"terminated \[1, \[0\]\], which is no array"),
     "a word": (change(3, "no"), "truncated='no', which is neither true nor false"),
 }
 
@@ -344,6 +351,117 @@ def test_spaces_that_lie_and_resets_of_other_interfaces_are_refused(program: Pro
 
     assert refusal(program, fails).endswith(": RuntimeError: no robot is connected")
     assert "TypeError: " in refusal(program, lambda: object())
+
+
+class Without(Own):
+    """Lacks one of its spaces."""
+
+    def __init__(self, actions: Space[Any], attribute: str) -> None:
+        super().__init__(actions)
+        delattr(self, attribute)
+
+
+class Foreign:
+    """A space of another package, such as gym's."""
+
+    n, shape, dtype, low, high = 3, (2,), np.float32, np.float32([-1, -1]), np.float32([1, 1])
+
+    def __repr__(self) -> str:
+        return "Discrete(3)"
+
+
+@PROGRAMS
+def test_spaces_that_are_missing_or_of_another_package_are_refused(program: Program) -> None:
+    actions = ACTIONS[program.name]
+    for attribute in ("action_space", "observation_space"):
+        said = refusal(program, lambda attribute=attribute: Without(actions, attribute))
+        assert f": its {attribute} cannot be read (AttributeError: " in said
+
+    class Unconnected(Own):
+        @property  # type: ignore[override]
+        def observation_space(self) -> Any:
+            raise RuntimeError("connect first")
+
+        @observation_space.setter
+        def observation_space(self, space: Any) -> None:
+            pass
+
+    said = refusal(program, lambda: Unconnected(actions))
+    assert ": its observation_space cannot be read (RuntimeError: connect first)" in said
+    said = refusal(program, lambda: Own(Foreign()))  # type: ignore[arg-type]
+    assert "its action_space must be a space of gymnasium.spaces, not Discrete(3), which is a tests." in said
+    assert "its action_space must be a space of gymnasium.spaces, not None" in refusal(program, lambda: Own(None))  # type: ignore[arg-type]
+
+
+@PROGRAMS
+@pytest.mark.parametrize("code", [0, None, "no licence"])
+def test_code_that_leaves_while_it_is_made_is_a_refusal_and_no_end_without_a_word(program: Program, code: Any) -> None:
+    """As a script's without `if __name__ == "__main__"`, which its import runs."""
+
+    def leaves() -> Any:
+        sys.exit(code)
+
+    assert refusal(program, leaves).endswith(f": its code called exit({code!r}) while it was being made")
+
+
+@PROGRAMS
+def test_spaces_that_differ_each_time_are_refused(program: Program) -> None:
+    """One agent acts in all environments: the run's own, those of evaluations, and after a resume."""
+    sizes = itertools.count(3)
+    said = refusal(program, lambda: Own(ACTIONS[program.name], Box(-1, 1, (next(sizes),), np.float32)))
+    assert "two environments of this task have different numbers in an observation, " in said
+
+    def others(number: int) -> Space[Any]:
+        return Discrete(3, start=number) if program is DQN else Box(-number, number, (2,), np.float32)
+
+    assert "have different actions, " in refusal(program, lambda: Own(others(next(sizes))))
+    numbers = iter([3] * 3 + [4] * 9)  # those that are made first, and their copy, are alike
+    name = register(lambda: Own(ACTIONS[program.name], Box(-1, 1, (next(numbers),), np.float32)), 100)
+    control = Control("gymnasium", name)
+
+    def more() -> None:
+        Classic(name, 9) if program is DQN else [Worker(control, 0) for _ in range(5)]
+
+    with pytest.raises(ConfigError, match=r"have different numbers in an observation, [34] and [34]"):
+        more()
+
+
+TORCH = {  # what is set for the whole process, what sets it back, what is said
+    "gradients": (lambda: torch.set_grad_enabled(False), lambda: torch.set_grad_enabled(True), "True to False"),
+    "numbers": (
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_default_dtype(torch.float32),
+        "torch.float32 to torch.float64",
+    ),
+    "device": (lambda: torch.set_default_device("meta"), lambda: torch.set_default_device(None), "cpu to meta"),
+}
+
+
+@PROGRAMS
+@pytest.mark.parametrize("what", TORCH)
+@pytest.mark.parametrize("when", ["made", "stepped"])
+def test_code_that_changes_torch_for_the_whole_process_is_refused(program: Program, what: str, when: str) -> None:
+    change_torch, set_back, said = TORCH[what]
+
+    def make() -> Own:
+        if when == "made":
+            change_torch()
+        return Own(ACTIONS[program.name], after=lambda result, steps: (change_torch(), result)[1])
+
+    try:
+        assert f" from {said} for the whole process" in refusal(program, make)
+    finally:
+        set_back()
+
+
+def test_torch_s_threads_are_set_back(caplog: pytest.LogCaptureFixture) -> None:
+    threads = torch.get_num_threads()
+    try:
+        Classic(register(lambda: (torch.set_num_threads(threads + 1), Own(Discrete(2)))[1], 100), 1)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(threads)
+    assert f"its code sets torch's threads to {threads + 1}: set back" in caplog.text
 
 
 @PROGRAMS
@@ -560,6 +678,28 @@ def test_without_a_time_limit_sac_needs_one_and_takes_it_from_the_options() -> N
     name = register(lambda: Own(ACTIONS["sac"], length=None), None)
     task = SacTask.from_config(composed(SAC, name, "env.options={max_episode_steps:40}"))
     assert task.gamma == SacTask.from_config(composed(SAC, register(lambda: Own(ACTIONS["sac"]), 40))).gamma
+
+
+@PROGRAMS
+def test_a_time_limit_of_the_environment_s_own_wrapper_counts(program: Program) -> None:
+    """Registered without a limit, or with a longer one."""
+    for limit in (None, 90):
+        name = register(lambda: TimeLimit(Own(ACTIONS[program.name], length=None), 40), limit)
+        if program is DQN:
+            assert Classic(name, 1).limit == 40
+        else:
+            same = SacTask.from_config(composed(SAC, register(lambda: Own(ACTIONS["sac"]), 40))).gamma
+            assert SacTask.from_config(composed(SAC, name)).gamma == same
+
+
+def test_every_environment_of_sac_s_sequence_needs_a_time_limit() -> None:
+    names = [register(lambda: Own(ACTIONS["sac"], length=None), limit) for limit in (40, None)]
+    stream = (
+        "benchmark=continual_control benchmark.tasks=2 benchmark.steps=100 env_steps=200 random_steps=20 "
+        f"benchmark.sequence=[{','.join(names)}]"
+    )
+    with pytest.raises(ConfigError, match=f"env.task={names[1]} has no time limit: its evaluation might never end"):
+        SacTask.from_config(composed(SAC, names[0], *stream.split()))
 
 
 class Lasting(Own):
