@@ -18,7 +18,7 @@ from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
 from harness.config.checks import Group, check_method, check_optimizer, check_options
-from harness.config.config import Compile, Trunk, autocast, set_up_torch
+from harness.config.config import Compile, ProgramConfig, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
@@ -38,7 +38,7 @@ from language.tokenizers import get_tokenizer
 
 
 @dataclass
-class LanguageConfig(Trunk):
+class LanguageConfig(ProgramConfig):
     """Options of `language.train`; `conf/language.yaml` fills them in."""
 
     program: Annotated[str, one_of("language")] = "language"

@@ -23,8 +23,8 @@ from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
 from harness.config.build import build, find_target
 from harness.config.checks import Group, check_method, check_optimizer, check_options
-from harness.config.config import Compile, Trunk, autocast, resolve_device, set_up_torch
-from harness.config.errors import ConfigError, one_line
+from harness.config.config import Compile, ProgramConfig, autocast, resolve_device, set_up_torch
+from harness.config.errors import ConfigError, first_line
 from harness.config.given import idle_beside, refuse_idle
 from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
@@ -38,7 +38,7 @@ from vision.schedule import reference, warmup
 
 
 @dataclass
-class VisionConfig(Trunk):
+class VisionConfig(ProgramConfig):
     """Options of `vision.train`; `conf/vision.yaml` fills them in."""
 
     program: Annotated[str, one_of("vision")] = "vision"
@@ -231,7 +231,7 @@ class Task:
         except Exception as error:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             name, shape = self.config.model["name"], tuple(images.shape)
-            raise ConfigError(f"model={name} cannot take images {shape}: {one_line(error)}{hint}") from error
+            raise ConfigError(f"model={name} cannot take images {shape}: {first_line(error)}{hint}") from error
 
     def identity(self) -> dict[str, Any]:
         """Return everything that shapes the run's numbers.

@@ -1,9 +1,9 @@
 """The command line, read by Hydra's own parser and checked before Hydra composes anything.
 
-Hydra accepts `+epoch=3`, which no program reads, and says of a value that it cannot read where its parser stopped. Here
-an option that is not declared is refused with whatever sign it is given, and the message says what to write instead.
-Plain values of a single run are left to Hydra: composing them beforehand would take as long as Hydra does, and only
-where it refuses them does `refuse_unknown` look for the reason.
+Hydra accepts `+epoch=3`, an option that no program reads, and its message about a value that it cannot read says only
+where its parser stopped. Here an option that is not declared is refused, with or without a sign before it, and the
+message says what to write instead. A single run with plain values is left to Hydra, because composing it here first
+would take as long again; only if Hydra refuses it does `refuse_unknown` look for the reason.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+# Hydra has no public parser of its flags. This one is what `hydra.main` itself uses, so -m, --config-dir and the others
+# mean the same here; a parser of our own would have to repeat all of Hydra's flags.
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, OverrideType, QuotedString
@@ -30,20 +32,20 @@ from harness.config.errors import ConfigError, near
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, list_parts_of_chain, unknown_choice
 from harness.config.paths import expanded
 
-DATA = ("experiment", "benchmark", "dataset", "env", "paths", "tokenizer")  # options that say which data a run opens
-HELP = "options are written option=value, and --help names them"
+DATA_OPTIONS = ("experiment", "benchmark", "dataset", "env", "paths", "tokenizer")  # they say which data a run opens
+HOW_TO_WRITE = "options are written option=value, and --help names them"
 
 
 def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Namespace:
-    """Flags and options of the command line, in any order.
+    """Read and check the flags and options of a command line, in any order.
 
     Args:
-        config_name: of the program.
-        words: the command line; None: that of this process.
+        config_name: name of the program's root file in `conf/`, such as `vision`.
+        words: the words of the command line; None: those of this process.
 
     Returns:
-        What Hydra's parser finds; `parts`, the options of each of the sweeps that this one is run as (mostly one), and
-        `notes`, lines about them.
+        What Hydra's parser returns, with two more attributes. `sweeps` is a list of command lines: the options of each
+        sweep that has to be run, mostly one (see `_split_sweep`). `notes` are lines about them for the user.
 
     Raises:
         ConfigError: a flag is unknown, or an option cannot be read, names nothing, or has several values without -m.
@@ -51,7 +53,7 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
     parser = get_args_parser()
 
     def refuse(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; {HELP}")
+        raise ConfigError(f"{message}; {HOW_TO_WRITE}")
 
     parser.error = refuse  # type: ignore[method-assign]
     arguments = parser.parse_intermixed_args(words)
@@ -61,48 +63,52 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
             raise ConfigError(
                 f"--config-dir={arguments.config_dir} is no folder: it holds groups of yours as conf/ does"
             )
-        sys.argv = [argument.replace(arguments.config_dir, str(folder)) for argument in sys.argv]  # without ~
+        # Hydra reads sys.argv again and does not know `~`.
+        sys.argv = [argument.replace(arguments.config_dir, str(folder)) for argument in sys.argv]
         arguments.config_dir = str(folder)
-    arguments.parts, arguments.notes = [arguments.overrides], list[str]()
-    overrides = [parse(text) for text in arguments.overrides]
+    arguments.sweeps = [arguments.overrides]  # the same list: what _check_options appends to one is in the other
+    arguments.notes = list[str]()
+    overrides = [parse_option(text) for text in arguments.overrides]
     _check_choices(overrides, config_name, arguments.config_dir)
-    if not _hydra_refuses(overrides, arguments):
+    if not _is_left_to_hydra(overrides, arguments):
         _check_options(overrides, config_name, arguments)
-    _check_parts(overrides)
+    _check_chain_options(overrides)
     list_parts_of_chain(arguments.overrides, Path(arguments.config_dir) if arguments.config_dir else None)
     return arguments
 
 
 def refuse_unknown(config_name: str, arguments: Namespace) -> None:
-    """Refuse options that name nothing, with the nearest names; for those of `read_arguments` that it left to Hydra.
+    """Refuse options that name nothing, with the nearest names.
+
+    It is called where Hydra has refused a command line whose check `read_arguments` had left to Hydra.
 
     Raises:
         ConfigError: an option is unknown.
     """
-    _check_options([parse(text) for text in arguments.overrides], config_name, arguments)
+    _check_options([parse_option(text) for text in arguments.overrides], config_name, arguments)
 
 
-def _hydra_refuses(overrides: Sequence[Override], arguments: Namespace) -> bool:
-    """Whether Hydra itself refuses all that `_check_options` would: plain values, and a single run for certain."""
-    plain = all(
+def _is_left_to_hydra(overrides: Sequence[Override], arguments: Namespace) -> bool:
+    """Return whether Hydra itself refuses whatever `_check_options` would: plain values, and certainly a single run."""
+    is_plain = all(
         override.type == OverrideType.CHANGE
         and override.package is None
         and not override.is_sweep_override()
         and override.key_or_group not in ("hydra.mode", "hydra.searchpath")
         for override in overrides
     )
-    return plain and not arguments.multirun and arguments.config_dir is None
+    return is_plain and not arguments.multirun and arguments.config_dir is None
 
 
-def parse(text: str) -> Override:
-    """One option of the command line.
+def parse_option(text: str) -> Override:
+    """Parse one option of the command line, such as `lr=0.1` or `method=base,fire`.
 
     Raises:
-        ConfigError: Hydra cannot read it; the message says how to quote it.
+        ConfigError: Hydra cannot read it; the message says how to quote the value.
     """
     name, equals, value = text.partition("=")
     if not name.strip("+~"):
-        raise ConfigError(f"{text} names no option; {HELP}")
+        raise ConfigError(f"{text} names no option; {HOW_TO_WRITE}")
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
@@ -113,11 +119,14 @@ def parse(text: str) -> Override:
                     f"{text} cannot be read: a value with other characters than letters, digits and /-_.:%@?$ stands "
                     f"in quotes within quotes, {shlex.quote(quoted)}"
                 ) from error
-        raise ConfigError(f"{text} cannot be read; {HELP}") from error
+        raise ConfigError(f"{text} cannot be read; {HOW_TO_WRITE}") from error
 
 
-def values(override: Override) -> list[str]:
-    """The values of an option as text: one, or those of a sweep; none of a search's range, such as interval(0, 1)."""
+def values_of(override: Override) -> list[str]:
+    """Return the values of an option as text.
+
+    A plain option has one, an option of a sweep has several, and a search's range, such as interval(0, 1), has none.
+    """
     value: Any = override.value()
     if isinstance(value, Glob):
         return list(value.filter(list(choices(override.key_or_group))))
@@ -127,13 +136,13 @@ def values(override: Override) -> list[str]:
 
 
 def number_of_jobs(words: Sequence[str]) -> int:
-    """How many jobs a sweep with these words has: the product of its options' numbers of values."""
-    options = [parse(word) for word in words if not word.startswith("-") and "=" in word]
-    return math.prod(len(values(option)) for option in options if option.is_sweep_override())
+    """Return how many jobs a sweep with these words has: the product of its options' numbers of values."""
+    overrides = [parse_option(word) for word in words if not word.startswith("-") and "=" in word]
+    return math.prod(len(values_of(override)) for override in overrides if override.is_sweep_override())
 
 
 def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: str | None) -> None:
-    """Refuse names that a group does not have, here or in the user's own folder, and those of other programs."""
+    """Refuse choices that a group has neither in conf/ nor in the user's own folder, and those of other programs."""
     for override in overrides:
         group = override.key_or_group
         if group == "method.of" and isinstance(override.value(), list):
@@ -145,9 +154,9 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
             raise ConfigError(f"{override.input_line}: the program has one {group}, chosen by {group}=<name>")
         if isinstance(override.value(), list | dict):
             continue
-        own = [path.stem for path in Path(config_dir, group).glob("*.yaml")] if config_dir else []
-        for name in values(override):
-            if name in own or name in choices(group, config_name) or (name == "null" and not choices(group)):
+        users_choices = [path.stem for path in Path(config_dir, group).glob("*.yaml")] if config_dir else []
+        for name in values_of(override):
+            if name in users_choices or name in choices(group, config_name) or (name == "null" and not choices(group)):
                 continue
             if name in choices(group):
                 accepted = ", ".join(choices(group, config_name))
@@ -159,169 +168,210 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
 
 
 def _check_options(overrides: Sequence[Override], config_name: str, arguments: Namespace) -> None:
-    """Refuse options that are not declared, and several values without -m; tell Optuna what is better."""
+    """Check options against the configurations that the chosen files of groups make.
+
+    An option that none of them has is refused, and so are several values without -m. In `arguments`, a search is told
+    whether more or less is better, and a sweep is split where one of its choices lacks an option (`_split_sweep`).
+
+    Raises:
+        ConfigError: an option is refused.
+    """
     config_dir = Path(arguments.config_dir) if arguments.config_dir else None
-    place = [str(o.input_line) for o in overrides if o.key_or_group in ("hydra.searchpath", "hydra.mode")]
     folders = [CONF, *([config_dir] if config_dir else [])]
-    is_choice = [
-        o.key_or_group.startswith("hydra/") or any((folder / o.key_or_group).is_dir() for folder in folders)
-        for o in overrides
-    ]
-    combinations = _combinations([o for o, choice in zip(overrides, is_choice, strict=True) if choice])
+    hydra_options = [str(o.input_line) for o in overrides if o.key_or_group in ("hydra.searchpath", "hydra.mode")]
+    group_overrides: list[Override] = []
+    other_overrides: list[Override] = []
+    for override in overrides:
+        name = override.key_or_group
+        is_group = name.startswith("hydra/") or any((folder / name).is_dir() for folder in folders)
+        (group_overrides if is_group else other_overrides).append(override)
+    combinations = _choices_to_compose(group_overrides)
 
     @functools.cache
     def composed(i: int) -> DictConfig:
-        return compose_with_hydra(config_name, [*place, *combinations[i]], config_dir)
+        return compose_with_hydra(config_name, [*hydra_options, *combinations[i]], config_dir)
 
     try:
         sweeps = arguments.multirun or str(composed(0).hydra.mode).endswith("MULTIRUN")
-        for override, choice in zip(overrides, is_choice, strict=True):
-            if not choice and override.package is None:
+        for override in other_overrides:
+            if override.package is None:
                 _check_declared(override, composed, len(combinations))
     except (HydraException, OmegaConfBaseException):
-        return  # which Hydra will say in a moment, of the whole command line
-    if sweeps and "hydra.sweeper.direction" not in [o.key_or_group for o in overrides]:
-        right = direction_of(composed(0))
-        arguments.overrides += [f"hydra.sweeper.direction={right}"] if right else []
+        return  # Hydra will say so when it composes the whole command line
+    if sweeps and "hydra.sweeper.direction" not in [override.key_or_group for override in overrides]:
+        direction = direction_of(composed(0))
+        arguments.overrides += [f"hydra.sweeper.direction={direction}"] if direction else []
     if sweeps and str(composed(0).hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
-        for group, choice in zip(overrides, is_choice, strict=True):
-            if choice and len(values(group)) > 1:
+        for group_override in group_overrides:
+            if len(values_of(group_override)) > 1:
 
-                def with_choice(text: str, key: str = group.key_or_group) -> DictConfig:
-                    chosen = [text if other.partition("=")[0] == key else other for other in combinations[0]]
+                def composed_with(text: str, group: str = group_override.key_or_group) -> DictConfig:
+                    chosen = [text if other.partition("=")[0] == group else other for other in combinations[0]]
                     return composed(combinations.index(chosen))
 
-                _split_sweep(arguments, overrides, group, with_choice)
-    for override, choice in zip(overrides, is_choice, strict=True):
+                _split_sweep(arguments, overrides, group_override, composed_with)
+    for override in overrides:
         if override.is_sweep_override() and not sweeps:
             name, _, value = str(override.input_line).partition("=")
-            other = f"""; a list is written {name}=[{value}], and a text '{name}="{value}"'"""
-            raise ConfigError(f"{name}={value} has several values: add -m to run each{'' if choice else other}")
+            how_to_quote = f"""; a list is written {name}=[{value}], and a text '{name}="{value}"'"""
+            raise ConfigError(
+                f"{name}={value} has several values: add -m to run each"
+                f"{'' if override in group_overrides else how_to_quote}"
+            )
 
 
 def _split_sweep(
-    arguments: Namespace, overrides: Sequence[Override], group: Override, composed: Callable[[str], DictConfig]
+    arguments: Namespace, overrides: Sequence[Override], group_override: Override, composed: Callable[[str], DictConfig]
 ) -> None:
-    """Let each choice of a group run with the options that it has.
+    """Split a sweep so that each choice of a group runs with the options that it has.
 
-    `method=base,fire method.iterations=1,5` is run as `method=base` and as `method=fire method.iterations=1,5`: base
-    has no such option and trains once.
+    `method=base,fire method.iterations=1,5` becomes `method=base` and `method=fire method.iterations=1,5`: base has no
+    such option and trains once.
 
     Args:
-        arguments: whose `parts` and `notes` are changed.
+        arguments: the command line; its `sweeps` and `notes` are changed.
         overrides: the options of the command line.
-        group: that of the group, with several values.
-        composed: the configuration with one of the choices, `method=base`.
+        group_override: the option that chooses several files of one group.
+        composed: `composed("method=base")` returns the configuration with this one of the choices.
     """
-    name = group.key_or_group
-    options = [o for o in overrides if o.key_or_group.startswith(f"{name}.") and str(o.input_line)[0] not in "+~"]
-    by_lack: dict[tuple[str, ...], list[str]] = {}
-    for choice in values(group):
-        config = composed(f"{name}={choice}")
-        lacks = [str(o.input_line) for o in options if o.key_or_group not in _beside(o.key_or_group, config)]
-        by_lack.setdefault(tuple(lacks), []).append(choice)
-    if len(by_lack) == 1:
+    group = group_override.key_or_group
+    options = [o for o in overrides if o.key_or_group.startswith(f"{group}.") and str(o.input_line)[0] not in "+~"]
+    choices_by_missing: dict[tuple[str, ...], list[str]] = {}  # from the options that choices lack to the choices
+    for choice in values_of(group_override):
+        config = composed(f"{group}={choice}")
+        missing = tuple(
+            str(o.input_line) for o in options if o.key_or_group not in _sibling_options(o.key_or_group, config)
+        )
+        choices_by_missing.setdefault(missing, []).append(choice)
+    if len(choices_by_missing) == 1:
         return
-    arguments.notes += [
-        f"{', '.join(lacks)} left out for {name}={','.join(chosen)}, without such an option"
-        for lacks, chosen in by_lack.items()
-        if lacks
-    ]
-    arguments.parts = [
-        [f"{name}={','.join(chosen)}" if text == group.input_line else text for text in part if text not in lacks]
-        for part in arguments.parts
-        for lacks, chosen in by_lack.items()
-    ]
+    sweeps = []
+    for sweep in arguments.sweeps:
+        for missing, chosen in choices_by_missing.items():
+            options_left = [text for text in sweep if text not in missing]
+            choose = f"{group}={','.join(chosen)}"
+            sweeps.append([choose if text == group_override.input_line else text for text in options_left])
+    arguments.sweeps = sweeps
+    for missing, chosen in choices_by_missing.items():
+        if missing:
+            arguments.notes.append(
+                f"{', '.join(missing)} left out for {group}={','.join(chosen)}, without such an option"
+            )
 
 
 def configs_by_data(config_name: str, command_lines: Sequence[list[str]]) -> Iterator[DictConfig]:
-    """The configurations of sweeps, one for each of their data sets; those of Slurm see other disks, and are left out.
+    """Yield one configuration for each data set that sweeps will open.
+
+    Single runs are left out, because a run opens its data at once anyway, and sweeps on Slurm, because its machines may
+    have other disks.
 
     Args:
-        config_name: of the program.
-        command_lines: which `read_arguments` has checked; none of a single run is taken.
+        config_name: name of the program's root file in `conf/`.
+        command_lines: the words of each sweep, which `read_arguments` has checked.
     """
     composed = set[tuple[str, ...]]()
     for words in command_lines:
         arguments = get_args_parser().parse_intermixed_args(words)
-        overrides = [parse(text) for text in arguments.overrides]
+        overrides = [parse_option(text) for text in arguments.overrides]
         launcher = next((str(o.value()) for o in overrides if o.key_or_group == "hydra/launcher"), "")
         if not arguments.multirun or "slurm" in launcher:
             continue
-        told = [o for o in overrides if o.key_or_group.partition(".")[0] in DATA]
-        texts = [
-            [f"{o.get_key_element()}={value}" for value in values(o)] if o.is_sweep_override() else [str(o.input_line)]
-            for o in told
-        ]
-        for options in itertools.product(*(values for values in texts if values)):
+        texts_by_option = []
+        for override in overrides:
+            if override.key_or_group.partition(".")[0] not in DATA_OPTIONS:
+                continue
+            if override.is_sweep_override():
+                texts_by_option.append([f"{override.get_key_element()}={value}" for value in values_of(override)])
+            else:
+                texts_by_option.append([str(override.input_line)])
+        for options in itertools.product(*(texts for texts in texts_by_option if texts)):
             if options not in composed:
                 composed.add(options)
                 folder = Path(arguments.config_dir) if arguments.config_dir else None
                 yield compose_with_hydra(config_name, options, folder)
 
 
-def _check_parts(overrides: Sequence[Override]) -> None:
-    """Refuse options of methods that no chain of the command line names, whose files are not read then."""
-    chains = [chain for override in overrides if override.key_or_group == "method.of" for chain in values(override)]
+def _check_chain_options(overrides: Sequence[Override]) -> None:
+    """Refuse `method.parts.<name>.` options of methods that no chain of the command line names.
+
+    The files of those methods are not read, so Hydra would not know the option either.
+    """
+    chains = [chain for override in overrides if override.key_or_group == "method.of" for chain in values_of(override)]
     chained = {name for chain in chains for name in chain.split("+")}
     for override in overrides:
-        of_part, _, option = override.key_or_group.partition("method.parts.")
-        if chains and not of_part and option and (part := option.partition(".")[0]) not in chained:
-            what = f"{override.key_or_group} has no effect"
-            raise ConfigError(f"{what}: method.of={','.join(chains)} does not name {part}")
+        option = override.key_or_group
+        if chains and option.startswith("method.parts."):
+            method = option.removeprefix("method.parts.").partition(".")[0]
+            if method and method not in chained:
+                raise ConfigError(f"{option} has no effect: method.of={','.join(chains)} does not name {method}")
 
 
-def _combinations(groups: Sequence[Override]) -> list[list[str]]:
-    """The choices of groups on the command line: the first of each, then each other one beside the first of the others.
+def _choices_to_compose(group_overrides: Sequence[Override]) -> list[list[str]]:
+    """Return combinations of choices of groups in which each choice occurs, however many a sweep combines.
 
-    So each choice is composed once, however many a sweep combines.
+    The first combination has the first choice of each group. Each other choice stands in one more combination, beside
+    the first choices of the other groups. So the number of configurations to compose grows as the number of choices.
     """
-    options = [
-        [f"{o.get_key_element()}={value}" for value in values(o)] or [str(o.input_line)] if not o.is_delete() else []
-        for o in groups
-    ]
-    options = [texts for texts in options if texts]
-    first = [texts[0] for texts in options]
-    return [first] + [[*first[:i], text, *first[i + 1 :]] for i, texts in enumerate(options) for text in texts[1:]]
+    texts_by_group = []
+    for override in group_overrides:
+        if not override.is_delete():
+            texts = [f"{override.get_key_element()}={value}" for value in values_of(override)]
+            texts_by_group.append(texts or [str(override.input_line)])
+    first = [texts[0] for texts in texts_by_group]
+    combinations = [first]
+    for i, texts in enumerate(texts_by_group):
+        combinations += [[*first[:i], text, *first[i + 1 :]] for text in texts[1:]]
+    return combinations
 
 
 def _check_declared(override: Override, composed: Callable[[int], DictConfig], number: int) -> None:
-    """Refuse an option that the program does not have with any of the choices that are made.
+    """Refuse an option that the program has with none of the choices that are made.
 
     Args:
         override: the option.
-        composed: the configuration with each of the choices, the first of all choices first.
-        number: of these configurations.
+        composed: returns the configuration with the i-th combination of choices; 0 is the first choice of each group.
+        number: number of these configurations.
 
     Raises:
-        ConfigError: with the nearest names.
+        ConfigError: the option is unknown, with the nearest names; it is added with + and exists; or it is removed with
+            ~ and the program needs it.
     """
     name, text = override.key_or_group, str(override.input_line)
     parent = name.rpartition(".")[0]
-    if override.is_add() and number == 1 and name in _beside(name, composed(0)):
+    if override.is_add() and number == 1 and name in _sibling_options(name, composed(0)):
         raise ConfigError(f"{text}: {name} is an option already, which is written without +")
     adds = override.is_add() or override.is_force_add()
-    if not any(name in _beside(name, composed(i)) or (adds and _builds(parent, composed(i))) for i in range(number)):
-        beside = dict.fromkeys(option for i in range(number) for option in _beside(name, composed(i)))
-        of_its_own = f": {parent} has no options of its own" if not beside else ""
-        keys = [option.rpartition(".")[2] for option in beside]
-        raise ConfigError(f"option {name} is unknown{of_its_own or near(name.rpartition('.')[2], keys)}")
-    if override.is_delete() and not _builds(parent, composed(0)):
+    siblings = list[str]()
+    for i in range(number):
+        siblings_here = _sibling_options(name, composed(i))
+        if name in siblings_here or (adds and _is_checked_elsewhere(parent, composed(i))):
+            break
+        siblings += [option for option in siblings_here if option not in siblings]
+    else:
+        if not siblings:
+            raise ConfigError(f"option {name} is unknown: {parent} has no options of its own")
+        keys = [option.rpartition(".")[2] for option in siblings]
+        raise ConfigError(f"option {name} is unknown{near(name.rpartition('.')[2], keys)}")
+    if override.is_delete() and not _is_checked_elsewhere(parent, composed(0)):
         raise ConfigError(f"{text}: the program needs {name}, which cannot be removed")
 
 
-def _beside(name: str, config: DictConfig) -> list[str]:
-    """The options of the part of a configuration in which an option stands, by their dotted names."""
+def _sibling_options(name: str, config: DictConfig) -> list[str]:
+    """Return the dotted names of all options in the same part of a configuration as the option `name`."""
     parent = name.rpartition(".")[0]
     node = _select(config, parent)
     if isinstance(node, ListConfig):
-        return [name]  # an item, which Hydra looks for
+        return [name]  # an index into a list, which Hydra itself checks
     names = [str(option) for option in node] if isinstance(node, DictConfig) else []
     return [f"{parent}.{option}" if parent else option for option in names if parent or option != "hydra"]
 
 
-def _builds(name: str, config: DictConfig) -> bool:
-    """Whether a part of the configuration is given to a class or function, or to Hydra, which check what it holds."""
+def _is_checked_elsewhere(name: str, config: DictConfig) -> bool:
+    """Return whether somebody else checks the keys below a part of the configuration.
+
+    This is so if the part, or a part around it, is given to the class or function in its `_target_`, or belongs to
+    Hydra and has no dataclass.
+    """
     while name:
         node = _select(config, name)
         if isinstance(node, DictConfig) and ("_target_" in node or (name.startswith("hydra.") and not _is_typed(node))):
@@ -335,6 +385,7 @@ def _is_typed(node: DictConfig) -> bool:
 
 
 def _select(config: DictConfig, name: str) -> object:
+    """Return the part of a configuration with a dotted name ("": all of it); None if it is absent or not readable."""
     with contextlib.suppress(OmegaConfBaseException):
         return OmegaConf.select(config, name) if name else config
     return None

@@ -12,21 +12,22 @@ from fire_core.ranges import check_arguments, shown
 from harness.config.errors import ConfigError
 
 T = TypeVar("T")
-# What a wrong value leads to; anything else is a fault of the code that is built, and shows its traceback.
-OF_VALUES = (TypeError, ValueError, ImportError, RuntimeError, ArithmeticError, MemoryError)
+# Errors that a wrong value leads to. Any other is a fault of the code that is built, and shows its traceback.
+ERRORS_OF_VALUES = (TypeError, ValueError, ImportError, RuntimeError, ArithmeticError, MemoryError)
 
 
-def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **also: Any) -> Any:
-    """Instantiate `node`, less its `name`, with further keyword arguments.
+def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **other_arguments: Any) -> Any:
+    """Call the class or function that a group's `_target_` names, and return its result.
 
     Args:
-        option: the group's name.
-        node: `_target_`, and the arguments that are options; they are checked against the target's annotations.
-        kind: what must come out of it; None: anything.
-        **also: the arguments that are no options.
+        option: name of the group, such as `model`, for messages.
+        node: the group's options: `_target_`, `name`, which is not passed on, and the target's arguments, which are
+            checked against its annotations.
+        kind: class that the result must be of; None: any.
+        **other_arguments: arguments of the target that are no options.
 
     Raises:
-        ConfigError: what the target says of its arguments, after the option's name.
+        ConfigError: `_target_` names nothing, the target refuses an argument, or its result is of another class.
     """
     arguments = {key: _resolved(node[key]) for key in node if key != "name"}
     target = find_target(option, node)
@@ -35,26 +36,31 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **a
             raise ConfigError(f"{option}.{flag} must be true or false, got {shown(arguments[flag])}")
     try:
         check_arguments(target, arguments)
-        made = instantiate(arguments, **also, _convert_="all")
+        result = instantiate(arguments, **other_arguments, _convert_="all")
     except ValueError as error:
-        raise ConfigError(_say(option, node, error)) from error
+        raise ConfigError(_message(option, node, error)) from error
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from None
-        if isinstance(cause, OF_VALUES):
-            raise ConfigError(_say(option, node, cause)) from cause
+        if isinstance(cause, ERRORS_OF_VALUES):
+            raise ConfigError(_message(option, node, cause)) from cause
         raise
-    if kind is not None and not isinstance(made, kind):
-        raise ConfigError(f"{option}._target_={node['_target_']} makes a {type(made).__name__}, not a {kind.__name__}")
-    return made
+    if kind is not None and not isinstance(result, kind):
+        made = type(result).__name__
+        raise ConfigError(f"{option}._target_={node['_target_']} makes a {made}, not a {kind.__name__}")
+    return result
 
 
 def find_target(option: str, node: Mapping[str, Any]) -> Callable[..., Any]:
-    """What `_target_` names.
+    """Return the class or function that a group's `_target_` names.
+
+    Args:
+        option: name of the group, for messages.
+        node: the group's options.
 
     Raises:
-        ConfigError: it names nothing that can be imported.
+        ConfigError: `_target_` is missing, cannot be imported, or names neither a class nor a function.
     """
     name = node.get("_target_")
     if not isinstance(name, str):
@@ -70,12 +76,19 @@ def find_target(option: str, node: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def _resolved(value: Any) -> Any:
-    """A nested part of a configuration with its references (`${lr}`) followed, which need the whole of it."""
+    """Return a value of a configuration as plain Python, with its references such as `${lr}` followed.
+
+    They are followed here because `instantiate` sees the group alone, without the options that they refer to.
+    """
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _say(option: str, node: Mapping[str, Any], cause: Exception) -> str:
-    """`width must be >= 1` becomes `model.width must be >= 1` when `width` is one of the node's keys."""
+def _message(option: str, node: Mapping[str, Any], cause: Exception) -> str:
+    """Return the target's message with the option's full name.
+
+    `width must be >= 1` becomes `model.width must be >= 1` if `width` is one of the node's keys; else the message is
+    preceded by the choice, `model=mlp: `.
+    """
     text = " ".join(str(cause).split()) or type(cause).__name__
-    named = re.split(r"[\s=.\[]", text, maxsplit=1)[0] in node
-    return f"{option}.{text}" if named else f"{option}={node.get('name', '?')}: {text}"
+    first_word = re.split(r"[\s=.\[]", text, maxsplit=1)[0]
+    return f"{option}.{text}" if first_word in node else f"{option}={node.get('name', '?')}: {text}"

@@ -11,16 +11,16 @@ from harness.config.groups import choices
 
 
 def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
-    """The chain of the named methods.
+    """Build the chain of the methods that are named.
 
     Args:
-        of: names, in the order in which the methods act, with + between them.
-        parts: the options by name of each method that is named, and maybe of others.
+        of: names of methods, joined by + in the order in which they act.
+        parts: from the name of each method to its options; methods that are not in `of` are ignored.
         apart: see `Chain`.
 
     Raises:
-        ConfigError: a name is unknown or stands twice, an option of a method is wrong, or is given of one that is not
-            named.
+        ConfigError: a name is unknown or stands twice, an option of a method is wrong, or an option is given for a
+            method that `of` does not name.
         ValueError: the methods conflict.
     """
     names = of.split("+")

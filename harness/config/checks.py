@@ -1,7 +1,11 @@
 """Checks of a program's options, before anything is built or written.
 
-What an option accepts stands where it is declared (`fire_core.ranges`): at the field of the program's typed options;
-for an option of a group (`method.rate`) at the argument of the class or function that the group's `_target_` names.
+The annotation of an option says what it accepts (`fire_core.ranges`). It is at the field of the program's dataclass of
+options; for an option of a group, such as `method.rate`, it is at the argument of the class or function that the
+group's `_target_` names.
+
+A check, here and in `fire_core.ranges`, is a function of an option's name and value that returns the message that
+refuses the value, or None if it is accepted.
 
     lr: Positive = 1e-3
     method: Group = MISSING
@@ -24,7 +28,7 @@ from harness.config.groups import PACKAGES, choices
 
 
 def group(option: str, value: Any) -> str | None:
-    """A check: a choice of the group of that name in `conf/`."""
+    """Check that a value is the content of a file in the group `conf/<option>`."""
     if not isinstance(value, DictConfig | dict):
         return f"{option} must be one of conf/{option} ({', '.join(choices(option))}), got {shown(value)}"
     name = value.get("name")
@@ -32,12 +36,12 @@ def group(option: str, value: Any) -> str | None:
 
 
 def optional_group(option: str, value: Any) -> str | None:
-    """A check: such a choice, or null."""
+    """Check that a value is the content of a file in the group `conf/<option>`, or null."""
     return None if value is None else group(option, value)
 
 
 def cores(option: str, value: Any) -> str | None:
-    """A check: a number of threads that this machine can run at once; null: see the option."""
+    """Check that a number of threads is at least 1 and at most the number of this machine's cores, or null."""
     most = os.cpu_count() or 1
     if value is None or 1 <= value <= most:
         return None
@@ -49,51 +53,62 @@ OptionalGroup = Annotated[Any, optional_group]
 Threads = Annotated[int | None, cores]
 
 
-def check_options(config: DictConfig, also: Mapping[str, Check] | None = None) -> None:
-    """Hold a program's options against their annotations, and its groups against what the program can build.
+def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None = None) -> None:
+    """Check a program's options against their annotations, and its groups against what the program can build.
 
     Args:
-        config: composed from a dataclass of options, such as `VisionConfig`.
-        also: checks of options that no dataclass declares, by their dotted names.
+        config: a configuration composed from a dataclass of options, such as `VisionConfig`.
+        other_checks: from the dotted name of an option that no dataclass declares to its check.
 
     Raises:
-        ConfigError: with the first option that is not accepted, its value and what is accepted.
+        ConfigError: an option is not accepted; the message names the first such option, its value and what is accepted.
     """
-    for first in _problems(config, ""):
-        raise ConfigError(first)
-    for option, check in (also or {}).items():
-        if wrong := check(option, OmegaConf.select(config, option)):
-            raise ConfigError(wrong)
+    for refusal in _refusals(config, ""):
+        raise ConfigError(refusal)
+    for option, check in (other_checks or {}).items():
+        if message := check(option, OmegaConf.select(config, option)):
+            raise ConfigError(message)
     if config.get("program") in PACKAGES:
-        _check_programs(config)
+        _refuse_choices_of_other_programs(config)
 
 
-def _problems(node: DictConfig, prefix: str) -> Iterator[str]:
-    kind = OmegaConf.get_type(node)
-    if not is_dataclass(kind):
+def _refusals(node: DictConfig, prefix: str) -> Iterator[str]:
+    """Yield a message for each option of a dataclass that its annotation refuses, also in nested dataclasses.
+
+    Args:
+        node: the part of a configuration to check.
+        prefix: its dotted name with a dot behind it, such as `paths.`, or "".
+    """
+    dataclass_of_node = OmegaConf.get_type(node)
+    if not is_dataclass(dataclass_of_node):
         return
-    hints = get_type_hints(kind, include_extras=True)
-    for name in (field.name for field in fields(kind)):
-        value = None if OmegaConf.is_missing(node, name) else node[name]
+    annotations = get_type_hints(dataclass_of_node, include_extras=True)
+    for field in fields(dataclass_of_node):
+        value = None if OmegaConf.is_missing(node, field.name) else node[field.name]
         if isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value)):
-            yield from _problems(value, f"{prefix}{name}.")
-        elif wrong := problem(prefix + name, value, hints[name]):
-            yield wrong
+            yield from _refusals(value, f"{prefix}{field.name}.")
+        elif message := problem(prefix + field.name, value, annotations[field.name]):
+            yield message
 
 
-def _check_programs(config: DictConfig) -> None:
-    """Refuse a choice of a group that belongs to another program."""
+def _refuse_choices_of_other_programs(config: DictConfig) -> None:
+    """Refuse a choice of a group that builds what only another program has.
+
+    Raises:
+        ConfigError: with the choices that this program has.
+    """
     for option in map(str, config):
         name = config[option].get("name") if isinstance(config[option], DictConfig) else None
-        if name in choices(option) and name not in (accepted := choices(option, config.program)):
+        accepted = choices(option, config.program)
+        if name in choices(option) and name not in accepted:
             raise ConfigError(f"{option}={name} is not for {config.program}; accepted: {', '.join(accepted)}")
 
 
 def check_optimizer(node: DictConfig) -> None:
-    """Build an optimizer of one weight, so that wrong options show before training.
+    """Build the optimizer of `optimizer=` for a single weight, so that wrong options are refused before training.
 
     Raises:
-        ConfigError: with what the optimizer says.
+        ConfigError: an option is wrong; the message is the optimizer's.
     """
     build("optimizer", node, torch.optim.Optimizer, params=[torch.nn.Parameter(torch.zeros(1))])
 
@@ -110,16 +125,16 @@ def check_method(
     """Refuse a method that cannot work in a trainer or on its networks.
 
     Args:
-        method: as the run will use it.
-        net: the networks, whatever their weights.
-        name: the method's.
-        network: the option that names the network, `model=mlp`.
-        without: hooks that the trainer has no place for, each with what to say to who wants them.
-        renewed_by: the option by which each phase has a new optimizer, if it has: `benchmark=warm_start`.
+        method: the method, as the run will use it.
+        net: the networks; their weights do not matter.
+        name: name of the method.
+        network: the option that chose the network, such as `model=mlp`, for the message.
+        without: from the name of each hook that the trainer never calls to the message for a method that has it.
+        renewed_by: the option that gives each phase a new optimizer, such as `benchmark=warm_start`; "" if none does.
 
     Raises:
-        ConfigError: the method has such a hook, would do nothing, was given options without an effect, or cannot work
-            on the networks.
+        ConfigError: the method has a hook that is never called, would do nothing, was given options without an effect,
+            or cannot work on the networks.
     """
     refuse_idle({f"method.{option}": f"with method.{other}" for option, other in method.idle_options().items()})
     if method.acts_on_optimizer_alone and renewed_by:

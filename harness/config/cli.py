@@ -1,14 +1,13 @@
 """Start and end of a program: one clear line for a user-facing error, a traceback only on request.
 
-A program is `if __name__ == "__main__": run_program(main, "vision")` around a `@hydra.main` function, whose body is
-within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment shows tracebacks.
+A program ends with `if __name__ == "__main__": run_program(main, "vision")`, where `main` is a `@hydra.main` function
+with its body within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the environment shows tracebacks.
 """
 
 import contextlib
 import errno
 import json
 import os
-import re
 import shutil
 import string
 import sys
@@ -47,25 +46,34 @@ from harness.training.signals import exit_on_signals, leave_with
 
 EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
-OUT_OF_MEMORY = "can't allocate memory|not enough memory|out of memory"
-# What the system says of a disk or a process, and not of this code.
-OF_THE_SYSTEM = frozenset(
+# Torch raises a plain RuntimeError where the CPU's memory ends; its text has one of these.
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+# Errors of a disk, a network or the process's limits: nothing in this code can be mended, so a message is enough.
+SYSTEM_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOLCK, errno.EHOSTDOWN}
 )
-PLUGINS = 'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
+INSTALL_PLUGINS = (
+    'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
+)
 KILLED = "its process was killed (out of memory?): the same command, started again, goes on"
-DRIVER = "FIRE_DRIVER"  # the process of a sweep's driver, as `harness.run.lock.Owner` writes it
-OWNER = "owner"  # file in that folder
-LONG_AGO = 24 * 3600  # seconds
-SWEEP_LOG = "FIRE_SWEEP_LOG"  # folder in which the jobs of a sweep, in any process, write how they ended
+# Variables of the environment, by which a sweep's driver tells its jobs, in any process:
+SWEEP_LOG = "FIRE_SWEEP_LOG"  # the folder in which each writes how it ended
+DRIVER = "FIRE_DRIVER"  # the driver's process, as `harness.run.lock.Owner` writes it
+OWNER = "owner"  # name of the file in the sweep's folder that names the driver
+ABANDONED_AFTER = 24 * 3600  # seconds after which the folder of a sweep without such a file is removed
 
 
 @dataclass
 class Outcome:
-    """How one job of a sweep ended: `state` is done, skipped (was done before), failed or stopped.
+    """How one job of a sweep ended.
 
-    `tuned` says where the method's values come from, see `conf/tuned`.
+    Attributes:
+        run: the job's options on the command line.
+        state: done, skipped (the run was done before), failed or stopped.
+        result: the run's headline, or the error.
+        tuned: a line of the log that says which files in `conf/tuned` gave the method's values; None: the program has
+            no tuned values.
     """
 
     run: str
@@ -74,18 +82,25 @@ class Outcome:
     tuned: str | None = None
 
 
-_follows_driver = False  # whether this process leaves with its driver
+_follows_driver = False  # whether this process ends with its driver; a process that runs many jobs asks once
 
 
 @contextlib.contextmanager
 def job(config: DictConfig) -> Iterator[Outcome]:
-    """Context around the body of a job: prints user-facing errors on one line, and records how the job ended."""
+    """Context around the body of a job: it prints a user-facing error on one line and records how the job ended.
+
+    Yields:
+        The outcome, whose `state` and `result` the body sets.
+
+    Raises:
+        SystemExit: in a single run, after a user-facing error, with exit code 2 (a wrong option) or 3 (training).
+    """
     show_log()
     exit_on_signals()
     leave_with_driver()
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
     outcome = Outcome(" ".join(overrides) or "(no options)")
-    _record(Outcome(outcome.run, "failed", KILLED))  # what stays if this process is killed
+    _record(Outcome(outcome.run, "failed", KILLED))  # it stays if this process is killed
     try:
         if HydraConfig.initialized():
             outcome.tuned = tuned_values_taken(HydraConfig.get().runtime)
@@ -95,23 +110,29 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         outcome.result = "start the same command again to resume"
         raise
     except Exception as error:
-        known = out_of_memory(error) or error
-        outcome.result = one_line(known) if isinstance(known, USER_ERRORS) else f"{type(known).__name__}: {known}"
-        alone = not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN
-        if isinstance(known, USER_ERRORS) and alone and not _wants_traceback():
-            _leave(known)
-        if known is error:
+        clearer_error = out_of_memory(error) or error
+        is_user_error = isinstance(clearer_error, USER_ERRORS)
+        outcome.result = (
+            one_line(clearer_error) if is_user_error else f"{type(clearer_error).__name__}: {clearer_error}"
+        )
+        is_single_run = not HydraConfig.initialized() or HydraConfig.get().mode == RunMode.RUN
+        if is_user_error and is_single_run and not _wants_traceback():
+            _exit_with(clearer_error)
+        if clearer_error is error:
             raise
-        raise known from error
+        raise clearer_error from error
     finally:
         _record(outcome)
 
 
 def tuned_values_taken(runtime: RuntimeConf) -> str | None:
-    """Where Hydra took the method's tuned values from, as a line of the log; None: the program has none.
+    """Return a line of the log that names the files which gave the method's tuned values.
 
     Args:
-        runtime: of Hydra: which file of each group it chose, and the folders that it looked into.
+        runtime: Hydra's record of the composition: the chosen file of each group, and the folders it searched.
+
+    Returns:
+        Such as `tuned values: conf/tuned/values/warm_start_digits/redo.yaml`; None if the program has no tuned values.
     """
     choices = runtime.choices
     if "tuned" not in choices:
@@ -119,8 +140,8 @@ def tuned_values_taken(runtime: RuntimeConf) -> str | None:
     groups = ("tuned/values", "tuned/searched")
     files = [f"{group}/{choices[group]}.yaml" for group in groups if choices.get(group, "none") != "none"]
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
-    taken = [f"conf/{file}" for file in files if any((folder / file).exists() for folder in folders)]
-    return f"tuned values: {', '.join(taken) or f'none, there is no conf/{files[0]}'}"
+    existing = [f"conf/{file}" for file in files if any((folder / file).exists() for folder in folders)]
+    return f"tuned values: {', '.join(existing) or f'none, there is no conf/{files[0]}'}"
 
 
 def _record(outcome: Outcome) -> None:
@@ -129,16 +150,17 @@ def _record(outcome: Outcome) -> None:
 
 
 def record_outcome(number: int, outcome: Outcome) -> None:
-    """Write how a job of a sweep ended, for the sweep's table."""
+    """Write how a job of a sweep ended into the sweep's folder, for its table; outside of a sweep do nothing."""
     if folder := os.environ.get(SWEEP_LOG):
         with contextlib.suppress(OSError):
             (Path(folder) / f"{number}.json").write_text(json.dumps(asdict(outcome)))
 
 
 def leave_with_driver() -> None:
-    """In a job of a sweep, in a process of its own on the driver's machine: leave when the driver has ended.
+    """Let this process, if it runs jobs of a sweep for a driver on the same machine, end when the driver has ended.
 
-    Not on Slurm, whose jobs outlive the command that has queued them. Under torchrun the driver is torchrun's agent.
+    Jobs on Slurm do not, because they outlive the command that has queued them. Under torchrun the driver is torchrun's
+    agent.
     """
     global _follows_driver
     if _follows_driver or os.environ.get("SUBMITIT_EXECUTOR") == "slurm":
@@ -151,11 +173,11 @@ def leave_with_driver() -> None:
 
 
 def out_of_memory(error: Exception) -> TrainingError | None:
-    """A message with the options to lower, if `error` means out of memory (torch has a class for GPUs only)."""
+    """Return an error that names the options to lower, if `error` means that memory has run out; else None."""
     for cause in (error, error.__cause__):
         text = str(cause).split("\n")[0]
-        known = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
-        if known or (isinstance(cause, RuntimeError) and re.search(OUT_OF_MEMORY, text)):
+        is_typed = isinstance(cause, (MemoryError, torch.OutOfMemoryError))
+        if is_typed or (isinstance(cause, RuntimeError) and any(phrase in text for phrase in OUT_OF_MEMORY)):
             return TrainingError(
                 f"out of memory ({text or 'the system gives no more'}): lower batch_size=, eval_batch_size=, "
                 "replay.capacity= (SAC: replay_size=) or the model's size, run fewer jobs at once, or on a GPU set "
@@ -165,45 +187,55 @@ def out_of_memory(error: Exception) -> TrainingError | None:
 
 
 class SweepTable(Callback):
-    """Gives a sweep a folder where all its jobs, on any machine, write how they ended (conf/hydra/default.yaml)."""
+    """Hydra's callback that gives a sweep a folder where its jobs, on any machine, write how they ended.
+
+    It is named in conf/hydra/default.yaml.
+    """
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Make the folder and pass its name to the jobs in the environment."""
-        with contextlib.suppress(OSError, OmegaConfBaseException):  # Hydra meets the same error, and says it once
+        with contextlib.suppress(OSError, OmegaConfBaseException):  # Hydra meets the same error and reports it
             folder = Path(config.hydra.sweep.dir).absolute()
             folder.mkdir(parents=True, exist_ok=True)
-            _remove_left_by_killed(folder)
+            _remove_folders_of_killed_sweeps(folder)
             os.environ[SWEEP_LOG] = tempfile.mkdtemp(dir=folder)
             os.environ[DRIVER] = Owner.of(os.getpid()).text()
             (Path(os.environ[SWEEP_LOG]) / OWNER).write_text(os.environ[DRIVER])
         exit_on_signals()
 
 
-def _remove_left_by_killed(folder: Path) -> None:
-    """Remove the folders of sweeps that were killed; one without its owner's name is of an older version."""
-    for left in folder.glob("tmp*"):
-        owner = Owner.read(left / OWNER)
+def _remove_folders_of_killed_sweeps(parent: Path) -> None:
+    """Remove the folders of sweeps whose drivers have ended without removing them.
+
+    An older version wrote no owner into a folder; such a folder is removed a day after its last change.
+    """
+    for folder in parent.glob("tmp*"):
+        owner = Owner.read(folder / OWNER)
         with contextlib.suppress(OSError):
-            old = owner is None and time.time() - left.stat().st_mtime > LONG_AGO
-            if old or (owner is not None and owner.is_gone):
-                shutil.rmtree(left)
+            is_old = owner is None and time.time() - folder.stat().st_mtime > ABANDONED_AFTER
+            if is_old or (owner is not None and owner.is_gone):
+                shutil.rmtree(folder)
 
 
 def run_program(
     main: Callable[[], object], config_name: str, open_data: Callable[[DictConfig], object] | None = None
 ) -> None:
-    """Call a `@hydra.main` function; after a sweep, show how each of its jobs ended.
+    """Check the command line, call a `@hydra.main` function, and after a sweep print how each of its jobs ended.
 
     Args:
-        main: runs a job.
-        config_name: of the program's root in conf/.
-        open_data: opens the data of a configuration. A sweep does so once with each of its data, before the first job:
-            what is missing is said once and not by every job.
+        main: the function of `@hydra.main`, which runs one job or the jobs of a sweep.
+        config_name: name of the program's root file in `conf/`, such as `vision`.
+        open_data: opens the data of a configuration. A sweep calls it once for each of its data sets before the first
+            job, so that data which is missing is reported once and not by every job.
+
+    Raises:
+        SystemExit: after a user-facing error, with exit code 2 (a wrong option) or 3 (training); after Ctrl-C with 130.
+        Exception: any other error, and also a user-facing one where a traceback is asked for.
     """
     keep_output()
-    asked = _wants_traceback()
+    shows_traceback = _wants_traceback()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
-    os.environ["FIRE_TRACEBACK"] = "1" if asked else "0"
+    os.environ["FIRE_TRACEBACK"] = "1" if shows_traceback else "0"
     outcomes: list[Outcome] = []
     try:
         _take_joblib_as_cores()
@@ -216,13 +248,13 @@ def run_program(
             _run_sweeps(main, command_lines, outcomes)
     except Exception as error:
         if is_lost_job(error):
-            _wait_for_children()  # the other jobs, which would leave with this process
+            _wait_for_children()  # the other jobs would end with this process
             error = TrainingError(f"a job of the sweep ended without a word: {KILLED}")
-        known = of_launcher(error) or error
-        if asked or not user_facing(known):
+        clearer_error = launcher_error(error) or error
+        if shows_traceback or not user_facing(clearer_error):
             raise
         _show_table(outcomes)
-        _leave(known)
+        _exit_with(clearer_error)
     except KeyboardInterrupt:
         print("interrupted", file=Stderr())
         raise SystemExit(130) from None
@@ -241,13 +273,18 @@ def _refusals_explained(config_name: str, arguments: Namespace) -> Iterator[None
 
 
 def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], outcomes: list[Outcome]) -> None:
-    """Run a command line, or several that are one sweep; add how each of its jobs ended to `outcomes`.
+    """Run a single run or a sweep, which may have been split into several command lines.
+
+    Args:
+        main: the function of `@hydra.main`.
+        command_lines: the words of each.
+        outcomes: a list to which the outcome of each job of a sweep is appended, also when an error is raised.
 
     Raises:
         ConfigError: a sweep has no job.
-        Exception: the first error of a job, when the jobs of all command lines have ended.
+        Exception: the first error of a job. A user-facing one is raised when the jobs of all command lines have ended.
     """
-    failed: Exception | None = None
+    first_error: Exception | None = None
     os.environ[SWEEP_JOBS] = str(sum(number_of_jobs(words) for words in command_lines))
     for words in command_lines:
         sys.argv[1:] = words
@@ -256,51 +293,58 @@ def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], 
         except Exception as error:
             if words is command_lines[-1] or not user_facing(error):
                 raise
-            failed = failed or error
+            first_error = first_error or error
         finally:
-            ended = _take_outcomes()
-            outcomes += ended or []
-        if ended == [] and failed is None:
-            several = [argument for argument in words if "(" in argument]
-            raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(several)})")
-    if failed is not None:
-        raise failed
+            new_outcomes = _take_outcomes()
+            outcomes += new_outcomes or []
+        if new_outcomes == [] and first_error is None:
+            functions = [word for word in words if "(" in word]  # such as method=glob(fyre*), which matches no file
+            raise ConfigError(f"-m starts nothing: an option has no value ({', '.join(functions)})")
+    if first_error is not None:
+        raise first_error
 
 
-def of_launcher(error: Exception) -> ConfigError | None:
-    """One line for an error that Hydra's launcher or sweeper, or a library of theirs, has raised itself.
+def launcher_error(error: Exception) -> ConfigError | None:
+    """Return a user-facing error if Hydra's launcher or sweeper, or a library that it uses, has raised `error`.
 
-    Where Slurm is missing, a number of workers is 0 or a data base cannot be opened, nothing of this project is wrong;
-    an error of a job was raised by the project's own code, and keeps its traceback.
+    If Slurm is missing, a number of workers is 0 or a data base cannot be opened, nothing is wrong in this project. If
+    a job has raised the error, the project's own code is in its traceback, and the result is None. Such plugins raise
+    errors of any class, so only the modules of the traceback show where an error comes from.
     """
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
     packages = [module.partition(".")[0] for module in modules]
     if isinstance(error, USER_ERRORS) or "hydra_plugins" not in packages or modules[-1] == "hydra.core.utils":
-        return None  # Hydra's utils raise again what a job, in this process or another, has raised
+        return None  # Hydra's utils raise the error of a job again, whichever process the job ran in
     if set(packages[packages.index("hydra_plugins") :]) & {"harness", "vision", "language", "rl", "fire_core"}:
         return None
     reason = " ".join(str(error).split()) or type(error).__name__
     if packages[-1] == "optuna" and (version := metadata.version("sqlalchemy")) >= "2":
-        reason = f"hydra.sweeper.storage= needs SQLAlchemy 1.4, not {version}: {PLUGINS}"
+        reason = f"hydra.sweeper.storage= needs SQLAlchemy 1.4, not {version}: {INSTALL_PLUGINS}"
     return ConfigError(f"the launcher or sweeper failed: {reason}")
 
 
 @dataclass
 class CoresLauncher:
-    """`hydra/launcher=joblib`: the same as conf/hydra/launcher/cores.yaml, under the name that users of Hydra know."""
+    """Options of `hydra/launcher=joblib`, the same as in conf/hydra/launcher/cores.yaml.
+
+    Users of Hydra know the launcher of many processes by the name joblib.
+    """
 
     _target_: str = "hydra_plugins.cores.CoresLauncher"
     n_jobs: int = -1
 
 
 def _take_joblib_as_cores() -> None:
-    """Let `hydra/launcher=joblib` be `cores`: joblib ends all jobs where one is killed, and kills them when stopped."""
-    Plugins.instance()  # hydra-joblib-launcher, if it is there, is registered by now
+    """Let `hydra/launcher=joblib` choose our launcher `cores`.
+
+    Hydra's joblib launcher ends all jobs when one is killed, and kills them when it is stopped.
+    """
+    Plugins.instance()  # registers hydra-joblib-launcher, if it is installed, so that the next line replaces it
     ConfigStore.instance().store(group="hydra/launcher", name="joblib", node=CoresLauncher, provider="fire")
 
 
 def is_lost_job(error: Exception) -> bool:
-    """Whether it says that a job of submitit's was killed."""
+    """Return whether submitit raised this error because a job was killed; submitit itself may not be installed."""
     return type(error).__module__.startswith("submitit.") and type(error).__name__ == "UncompletedJobError"
 
 
@@ -311,19 +355,22 @@ def _wait_for_children() -> None:
 
 
 def user_facing(error: Exception) -> bool:
-    """Whether it is a user-facing error, whose message is enough."""
+    """Return whether the message of an error is enough for the user, who needs no traceback."""
     return (
         isinstance(error, USER_ERRORS)
-        or (isinstance(error, OSError) and error.errno in OF_THE_SYSTEM)
+        or (isinstance(error, OSError) and error.errno in SYSTEM_ERRNOS)
         or _is_unknown_plugin(error)
     )
 
 
 def _command_lines(config_name: str, arguments: Namespace) -> list[list[str]]:
-    """Show the help, or put flags before options, where Hydra takes them.
+    """Return the command lines that Hydra is to run, each with its flags before its options, and print notes on them.
 
     Returns:
-        What Hydra is to run: one list of words, or several of a sweep in which a choice lacks an option.
+        One list of words, or several of a sweep in which a choice lacks an option.
+
+    Raises:
+        SystemExit: `--help` was given; the help has been printed.
     """
     if arguments.help:
         print(help_text(config_name, arguments.overrides, arguments.config_dir))
@@ -331,29 +378,40 @@ def _command_lines(config_name: str, arguments: Namespace) -> list[list[str]]:
     flags = [argument for argument in sys.argv[1:] if argument not in arguments.overrides]
     for note in arguments.notes:
         print(note, file=Stderr())
-    return [flags + part for part in arguments.parts]
+    return [flags + options for options in arguments.sweeps]
 
 
 def help_text(config_name: str, overrides: list[str], config_dir: str | None = None) -> str:
-    """What a program does, the choices of its groups, and its options with the values that they have now.
+    """Return the text of `--help`.
 
-    The choices of one's own folder, `--config-dir`, stand beside those of conf/.
+    Args:
+        config_name: name of the program's root file in `conf/`, such as `vision`.
+        overrides: the options of the command line.
+        config_dir: the user's folder of groups, whose choices are listed beside those of `conf/`.
+
+    Returns:
+        What the program does, the choices of its groups, and all its options with the values that they have with these
+        `overrides`, each with its comment.
     """
     folder = Path(config_dir) if config_dir else None
     config = compose_with_hydra(config_name, overrides, folder)
     groups = list[str]()
     for group in groups_of(config_name):
-        own = {path.stem for path in (folder / group).glob("*.yaml")} if folder else set()
-        names = ", ".join(sorted(own.union(choices(group, config_name))))
+        users_choices = {path.stem for path in (folder / group).glob("*.yaml")} if folder else set()
+        names = ", ".join(sorted(users_choices.union(choices(group, config_name))))
         groups.append(textwrap.fill(f"{group}: {names}", 120, subsequent_indent="  "))
     template = string.Template(config.hydra.help.template)
-    said = _comments(config_name, config, folder)
-    shown = comments.beside(OmegaConf.to_yaml(without_hydra(config)), said)
-    return template.safe_substitute(GROUPS="\n".join(groups), CONFIG=shown)
+    comments_by_source = _comments(config_name, config, folder)
+    options = comments.add_comments(OmegaConf.to_yaml(without_hydra(config)), comments_by_source)
+    return template.safe_substitute(GROUPS="\n".join(groups), CONFIG=options)
 
 
 def _comments(config_name: str, config: DictConfig, folder: Path | None) -> list[dict[str, str]]:
-    """The comments of a program's dataclass of options, of its own file, and of the choices of its groups."""
+    """Return comments of options, from dotted name to comment, in the order in which Hydra composes the sources.
+
+    The sources are the program's dataclass of options, its root file, and the chosen file of each group. Experiments
+    are left out, because their comments explain the values of an experiment and not what an option means.
+    """
     schema = OmegaConf.get_type(ConfigStore.instance().load(f"{config_name}_schema.yaml").node)
     assert schema is not None, "harness.config.groups.register stored a dataclass"
     sources = [comments.of_fields(schema), comments.of_file(CONF / f"{config_name}.yaml", "")]
@@ -368,13 +426,14 @@ def _wants_traceback() -> bool:
     return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
 
 
-def _leave(error: BaseException) -> None:
+def _exit_with(error: BaseException) -> None:
+    """Print an error on one line and exit with its code."""
     print(f"error: {one_line(error)}", file=Stderr())
     raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
 
 
 def _take_outcomes() -> list[Outcome] | None:
-    """How the jobs of a sweep ended, once; None if there is no sweep."""
+    """Return how the jobs of a sweep ended, and remove its folder, so a second call returns None as without a sweep."""
     folder = os.environ.pop(SWEEP_LOG, None)
     if folder is None:
         return None
@@ -382,7 +441,7 @@ def _take_outcomes() -> list[Outcome] | None:
     files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
     outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # a sweep of which no job began leaves nothing
+    with contextlib.suppress(OSError):  # a sweep in which no job began leaves no files
         if all(outcome.state == "failed" for outcome in outcomes):
             (Path(folder).parent / "multirun.yaml").unlink(missing_ok=True)
         for parent in Path(folder).parents[:2]:
@@ -391,7 +450,7 @@ def _take_outcomes() -> list[Outcome] | None:
 
 
 def _show_table(outcomes: list[Outcome]) -> None:
-    """A line for each job of a sweep, if there were several; once."""
+    """Print a line for each job of a sweep if there were several, and empty the list, so that none is printed twice."""
     outcomes += _take_outcomes() or []
     if len(outcomes) > 1:
         width = max(len(outcome.run) for outcome in outcomes)
@@ -401,21 +460,28 @@ def _show_table(outcomes: list[Outcome]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message, and that of the error underneath it, on one line."""
-    if own := _own_error(error):
-        return str(own)
+    """Return the message of an error for the user on one line, with the message of its cause.
+
+    Errors of Hydra and OmegaConf are said in the terms of this project's options where that is possible.
+    """
+    if config_error := _config_error_beneath(error):
+        return str(config_error)
     if _is_unknown_plugin(error):
-        return f"the launcher or sweeper is not installed: {PLUGINS}"
+        return f"the launcher or sweeper is not installed: {INSTALL_PLUGINS}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        return _missing_file(error.missing_cfg_file, error.options or ())
-    under = error.__cause__ if isinstance(error, HydraException) else None
-    if wrong := _wrong_value(error, under):
-        return wrong
-    return ": ".join(dict.fromkeys(_message(part) for part in (error, under) if part is not None))
+        return _describe_missing_file(error.missing_cfg_file, error.options or ())
+    cause = error.__cause__ if isinstance(error, HydraException) else None
+    if wrong_value := _describe_wrong_value(error, cause):
+        return wrong_value
+    messages = [_message(part) for part in (error, cause) if part is not None]
+    return ": ".join(dict.fromkeys(messages))  # Hydra often repeats its cause
 
 
 def _message(error: BaseException) -> str:
-    """What an error says; of Hydra's and OmegaConf's the first line, below which they tell where they stand inside."""
+    """Return the message of one error on one line.
+
+    Of Hydra's and OmegaConf's errors it is the first line: those below it name their own internals.
+    """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     if isinstance(error, HydraException | OmegaConfBaseException):
         return lines[0].strip().rstrip(":")
@@ -423,39 +489,51 @@ def _message(error: BaseException) -> str:
 
 
 def _is_unknown_plugin(error: BaseException) -> bool:
-    """Whether Hydra's loader of plugins itself raised it: a launcher or sweeper is named whose package is not there."""
+    """Return whether a launcher or sweeper was chosen whose package is not installed.
+
+    Hydra's loader of plugins then raises a plain RuntimeError, so the module that raised it has to tell.
+    """
     modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
     return isinstance(error, RuntimeError) and modules[-1:] == ["hydra.core.plugins"]
 
 
-def _missing_file(file: str, accepted: Iterable[str]) -> str:
-    """What to say of a file of conf/ that is chosen and not there."""
+def _describe_missing_file(file: str, accepted: Iterable[str]) -> str:
+    """Return the message for a choice whose file is missing.
+
+    Args:
+        file: path below conf/ without its ending, such as `method/fyre`.
+        accepted: names of the files in the same group.
+    """
     group, _, name = file.rpartition("/")
     if group in ("hydra/launcher", "hydra/sweeper"):
-        return f"{group}={name} is unknown{near(name, accepted)} ({PLUGINS})"
-    if "/" in group or not accepted:  # no option of the command line has such a name: a file of conf/ has chosen it
+        return f"{group}={name} is unknown{near(name, accepted)} ({INSTALL_PLUGINS})"
+    if "/" in group or not accepted:  # no option of the command line has such a name, so a file of conf/ chose it
         return f"conf/{file}.yaml is chosen and not there"
     return f"{group}={name} is unknown{near(name, accepted)}"
 
 
-def _wrong_value(error: BaseException, under: BaseException | None) -> str | None:
-    """What is wrong with a value that is not of its option's type; None: it is something else."""
-    if not isinstance(error, ConfigCompositionException) or not isinstance(under, OmegaConfBaseException):
+def _describe_wrong_value(error: BaseException, cause: BaseException | None) -> str | None:
+    """Return the message for a value that is not of its option's type; None if the error is another one.
+
+    The message is made from the option's annotation, which says what is accepted; OmegaConf's does not.
+    """
+    if not isinstance(error, ConfigCompositionException) or not isinstance(cause, OmegaConfBaseException):
         return None
-    if not is_dataclass(under.object_type) or under.full_key is None:
+    if not is_dataclass(cause.object_type) or cause.full_key is None:
         return None
-    option = under.full_key
-    hint = get_type_hints(under.object_type, include_extras=True).get(option.rpartition(".")[2])
-    if hint is None:
+    option = cause.full_key
+    annotation = get_type_hints(cause.object_type, include_extras=True).get(option.rpartition(".")[2])
+    if annotation is None:
         return None
-    if is_dataclass(hint):
-        return f"{option} has options of its own: {', '.join(f'{option}.{field.name}=' for field in fields(hint))}"
-    return problem(option, under.value, hint)
+    if is_dataclass(annotation):
+        inner_options = ", ".join(f"{option}.{field.name}=" for field in fields(annotation))
+        return f"{option} has options of its own: {inner_options}"
+    return problem(option, cause.value, annotation)
 
 
-def _own_error(error: BaseException) -> ConfigError | None:
-    """What a resolver or a check refused with, underneath an error of Hydra or OmegaConf."""
-    under: BaseException | None = error
-    while isinstance(under, HydraException | OmegaConfBaseException):
-        under = under.__cause__ or under.__context__
-    return under if isinstance(under, ConfigError) else None
+def _config_error_beneath(error: BaseException) -> ConfigError | None:
+    """Return the error of a resolver or check of ours around which Hydra or OmegaConf put theirs; None if none is."""
+    cause: BaseException | None = error
+    while isinstance(cause, HydraException | OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    return cause if isinstance(cause, ConfigError) else None

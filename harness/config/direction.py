@@ -1,4 +1,4 @@
-"""Whether more or less of a program's headline is better: what a search by `hydra/sweeper=optuna` must know."""
+"""Whether a larger or a smaller headline is better, which a search by `hydra/sweeper=optuna` must know."""
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -6,35 +6,38 @@ from omegaconf import DictConfig
 from harness.config.build import find_target
 from harness.config.errors import ConfigError
 
-BETTER = {"accuracy": "maximize", "return": "maximize", "loss": "minimize"}  # by the last part of a headline's name
-AGENTS = ("dqn", "sac")  # whose headline is a return, in a stream of tasks too
+DIRECTIONS = {"accuracy": "maximize", "return": "maximize", "loss": "minimize"}  # by the last part of the name
+AGENTS = ("dqn", "sac")  # programs whose headline is always a return
 
 
-def better(headline: str) -> str:
-    """`maximize` or `minimize`, for a number such as `test/accuracy`.
+def better_direction(headline: str) -> str:
+    """Return `maximize` or `minimize` for the name of a number such as `test/accuracy`.
 
     Raises:
-        ConfigError: nothing is known of it.
+        ConfigError: the last part of the name is none of `DIRECTIONS`.
     """
     name = headline.rpartition("/")[2]
-    if name not in BETTER:
+    if name not in DIRECTIONS:
         raise ConfigError(
-            f"nothing says whether more of {headline} is better: its name must end in {', '.join(BETTER)}"
+            f"nothing says whether more of {headline} is better: its name must end in {', '.join(DIRECTIONS)}"
         )
-    return BETTER[name]
+    return DIRECTIONS[name]
 
 
 def direction_of(config: DictConfig) -> str | None:
-    """The direction that Optuna needs for a composed configuration; None: another sweeper is chosen."""
+    """Return `maximize` or `minimize` for a configuration with Hydra's part; None if its sweeper is not Optuna."""
     if not str(config.hydra.sweeper.get("_target_")).endswith(".OptunaSweeper"):
         return None
     if config.program in AGENTS:
-        return better("return")
-    return better(find_target("benchmark", config.benchmark).headline)  # type: ignore[attr-defined]
+        return better_direction("return")
+    return better_direction(find_target("benchmark", config.benchmark).headline)  # type: ignore[attr-defined]
 
 
 def check_direction(headline: str) -> None:
-    """Refuse a search that would take the worst runs for the best.
+    """Refuse a search whose sweeper would take the worst runs for the best.
+
+    Args:
+        headline: name of the number that this job returns to the sweeper.
 
     Raises:
         ConfigError: the sweeper of this job has another direction than the headline.
@@ -42,6 +45,9 @@ def check_direction(headline: str) -> None:
     sweeper = HydraConfig.get().sweeper if HydraConfig.initialized() else {}
     if "direction" not in sweeper:
         return
-    told = str(sweeper["direction"]).rpartition(".")[2]
-    if told != (right := better(headline)):
-        raise ConfigError(f"hydra.sweeper.direction={told}, but the runs end with {headline}: set it to {right}")
+    direction = str(sweeper["direction"]).rpartition(".")[2]
+    right_direction = better_direction(headline)
+    if direction != right_direction:
+        raise ConfigError(
+            f"hydra.sweeper.direction={direction}, but the runs end with {headline}: set it to {right_direction}"
+        )

@@ -12,13 +12,18 @@ class TrainingError(RuntimeError):
     """Training cannot continue (a loss that is not finite, say); the message says where it stopped."""
 
 
-def one_line(error: Exception) -> str:
-    """The first line of what an error says, or its type."""
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its class if it has no message."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def near(name: str, accepted: Iterable[str]) -> str:
-    """The accepted names, and before them the one that is nearest to a name."""
+    """Return the end of a message that refuses a name: `; accepted: fire, snp`, after a hint at the nearest of them.
+
+    Args:
+        name: the name that is refused.
+        accepted: the names that are accepted; if there are none, the text is empty.
+    """
     accepted = list(accepted)
     nearest = difflib.get_close_matches(name, accepted, 1)
     hint = f" (did you mean {nearest[0]}?)" if nearest else ""

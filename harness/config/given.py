@@ -1,4 +1,4 @@
-"""Options that the user has given and that have no effect beside the others."""
+"""Options that the user has set although, with the other options, they have no effect."""
 
 import copy
 from collections.abc import Mapping
@@ -12,53 +12,61 @@ from harness.config.groups import methods_of
 
 
 def given_options() -> tuple[str, ...]:
-    """Return the dotted names of what this job's command line or sweep sets; none outside of a program.
+    """Return the dotted names of the options that this job's command line or sweep sets; none outside of a program.
 
-    What files in conf/ set (experiments, tuned values) is not among them.
+    Options that files in conf/ set (experiments, tuned values) are not among them.
     """
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
     return tuple(override.lstrip("+~").partition("=")[0] for override in overrides)
 
 
 def is_given(option: str) -> bool:
-    """Return whether the user has set an option; outside of a program every value is taken for one that was set."""
+    """Return whether the user has set the option of a dotted name; outside of a program every option counts as set."""
     return option in given_options() or not HydraConfig.initialized()
 
 
 def refuse_idle(idle: Mapping[str, str]) -> None:
-    """Refuse options that were given without having an effect.
+    """Refuse options that the user has set although they have no effect.
 
     Args:
-        idle: names of options, or of groups, and what makes each of them idle.
+        idle: from the name of an option without effect, or of a group of them, to the reason, such as `with model=cnn`.
 
     Raises:
-        ConfigError: with the first of them.
+        ConfigError: the user has set one of these options; the message names the first.
     """
     for option in given_options():
-        for name, why in idle.items():
+        for name, reason in idle.items():
             if option == name or option.startswith(f"{name}."):
-                raise ConfigError(f"{option} has no effect {why}")
+                raise ConfigError(f"{option} has no effect {reason}")
 
 
 def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
-    """Return the options of the trainer's optimizer that nothing reads where the method brings its own in all phases.
+    """Return the options of the trainer's optimizer that have no effect because the method brings its own optimizer.
 
-    A method may take some of them over, as Muon takes the rate and Adam's betas for the weights that are not its own.
+    A method may use some of them: Muon takes the learning rate and Adam's betas for the weights that Adam updates.
+
+    Returns:
+        From the name of each such option to the reason, for `refuse_idle`; empty if the trainer's optimizer is used.
     """
     if not method.overrides("optimizer"):
         return {}
     of_optimizer = [f"optimizer.{key}" for key in config.optimizer if key not in ("_target_", "name")]
     idle = [option for option in ("lr", *of_optimizer) if not method_reads(config, option)]
     if set(of_optimizer) <= set(idle):
-        idle.append("optimizer")  # the choice of the group too
+        idle.append("optimizer")  # then it does not matter which file of the group is chosen either
     return dict.fromkeys(idle, f"beside the optimizer that method={config.method.name} brings")
 
 
 def method_reads(config: DictConfig, option: str) -> bool:
-    """Return whether the method, or a method that a chain names, has an option that follows a number of the trainer's.
+    """Return whether the method, or a method of a chain, has an option that refers to a number of the trainer.
 
-    The number is changed to one that nobody sets: references may go over other options, or have a default.
+    The number is changed to see whether an option of the method changes with it. Looking for `${lr}` in the yaml would
+    miss references that go over other options or have a default.
+
+    Args:
+        config: the configuration of a run.
+        option: the dotted name of a number, such as `lr`.
     """
     changed = copy.deepcopy(config)
-    OmegaConf.update(changed, option, 0.123456789, force_add=True)
+    OmegaConf.update(changed, option, 0.123456789, force_add=True)  # a value that no option has by chance
     return methods_of(changed) != methods_of(config)

@@ -1,7 +1,7 @@
-"""What `conf/` holds: the groups of each program, their choices, and how values are chosen and composed.
+"""What `conf/` holds: the groups of each program and their choices; and how a configuration is composed from it.
 
-conf/<program>.yaml is a program's root; its defaults list names the groups that it takes. conf/<group>/<choice>.yaml is
-a choice. The resolver `choose` stands at options whose value another option decides:
+conf/<program>.yaml is the root file of a program, whose defaults list names its groups. conf/<group>/<choice>.yaml is a
+choice of a group. The resolver `choose` is for an option whose value depends on another option:
 
     epochs: ${choose:${scale},{smoke:2,small:60,paper:100}}
 """
@@ -23,8 +23,8 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 from harness.config.errors import near
 
 CONF = Path(__file__).parents[2] / "conf"
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML was built with libyaml
-# Where the targets of each program lie; those of another program do not fit.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast but not in every PyYAML
+# Beginnings of the names of each program's own modules. A choice with a `_target_` in those of another does not fit.
 PACKAGES = {
     "vision": ("vision.",),
     "language": ("language.",),
@@ -34,10 +34,15 @@ PACKAGES = {
 
 
 def choose(word: str, values: Mapping[str, Any], *otherwise: Any) -> Any:
-    """The value of a word, or else the one that is given for all other words.
+    """Return `values[word]`, or the last argument for any other word: the resolver `${choose:word,{word:value},value}`.
+
+    Args:
+        word: the value of the option that decides.
+        values: from each word to the value for it.
+        *otherwise: the value for any other word; may be left out.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: the word is not in `values` and there is no `otherwise`.
     """
     if word not in values and not otherwise:
         raise ValueError(f"{word} is unknown; accepted: {', '.join(values)}")
@@ -48,35 +53,37 @@ OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 
 def register(name: str, schema: type) -> None:
-    """Make a program's typed options known to Hydra, as `<name>_schema`."""
+    """Make a program's dataclass of options known to Hydra, under the name `<name>_schema`."""
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 
 def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None = None) -> None:
-    """Tell Hydra which methods' files conf/method/chain.yaml takes in, each at `method.parts.<name>`, and which winner.
+    """Tell Hydra which files conf/method/chain.yaml includes: the methods of the chain, and its searched values.
 
-    Hydra reads a defaults list before any value, so that no list in a file could follow `method.of`.
+    The options of a method are included at `method.parts.<name>`. Hydra reads a defaults list before any value, so a
+    defaults list in a file cannot depend on `method.of`; this function stores one for the command line.
 
     Args:
-        overrides: the command line; the methods that it chains are taken, in a sweep those of all its chains. All
-            methods where it names no chain, as an experiment may.
-        config_dir: a folder of one's own choices.
+        overrides: the options of the command line. If they name a chain, its methods are included, and in a sweep those
+            of all its chains. If not, all methods are, because an experiment may name a chain.
+        config_dir: the user's folder of groups.
     """
     folders = [CONF, *([config_dir] if config_dir else [])]
     methods = {path.stem for folder in folders for path in (folder / "method").glob("*.yaml")} - {"chain"}
-    chained, chain = set[str](), "fire+muon"  # as conf/method/chain.yaml has it
+    chain = "fire+muon"  # the default of conf/method/chain.yaml
+    chained_methods = set[str]()
     for override in overrides:
         option, _, value = override.lstrip("+").partition("=")
         if option == "method.of":
             chain = value.strip("\"'")
-            chained.update(re.findall(r"\w+", value))
-    parts = sorted(methods & chained or methods)
+            chained_methods.update(re.findall(r"\w+", value))
+    parts = sorted(methods & chained_methods or methods)
     node = {"defaults": [f"{name}@parts.{name}" for name in parts]}
     ConfigStore.instance().store(group="method", name="parts_of_chain", node=node)
     for setting in (CONF / "tuned" / "searched").glob("*/"):
-        winner = {"defaults": [f"/tuned/searched/{setting.name}/{chain}"]}
+        searched_values = {"defaults": [f"/tuned/searched/{setting.name}/{chain}"]}
         ConfigStore.instance().store(
-            group=f"tuned/searched/{setting.name}", name="chain", node=winner, package="_global_"
+            group=f"tuned/searched/{setting.name}", name="chain", node=searched_values, package="_global_"
         )
 
 
@@ -84,9 +91,10 @@ list_parts_of_chain()
 
 
 def methods_of(config: DictConfig) -> dict[str, dict[str, Any]]:
-    """Return the options of the method, references followed, by where they stand: `method`, or `method.parts.fire`.
+    """Return the options of the method, or of each method that a chain names, with references such as `${lr}` followed.
 
-    Of a chain these are the methods that `method.of` names, and no others.
+    Returns:
+        From the dotted name of the method's part in `config`, `method` or `method.parts.fire`, to its options.
     """
     places = ["method"]
     if "parts" in config.method:
@@ -98,12 +106,24 @@ def methods_of(config: DictConfig) -> dict[str, dict[str, Any]]:
 
 
 def compose(config_name: str, overrides: Iterable[str] = ()) -> DictConfig:
-    """The configuration of a program, whose schema is registered, as its `main` takes it."""
+    """Return the configuration that a program's `main` would receive.
+
+    Args:
+        config_name: name of the program's root file in `conf/`, such as `vision`. The program's module must have been
+            imported, because it registers the dataclass of its options.
+        overrides: options as on the command line, `method=fire`.
+    """
     return without_hydra(compose_with_hydra(config_name, overrides))
 
 
 def compose_with_hydra(config_name: str, overrides: Iterable[str], config_dir: Path | None = None) -> DictConfig:
-    """The configuration as Hydra composes it, with Hydra's own; `config_dir` is a folder of one's own choices."""
+    """Return the configuration as `compose` does, with Hydra's own part at `hydra`.
+
+    Args:
+        config_name: name of the program's root file in `conf/`.
+        overrides: options as on the command line.
+        config_dir: the user's folder of groups, as `--config-dir` names it.
+    """
     overrides = list(overrides)
     list_parts_of_chain(overrides, config_dir)
     if config_dir is not None:
@@ -114,7 +134,7 @@ def compose_with_hydra(config_name: str, overrides: Iterable[str], config_dir: P
 
 
 def without_hydra(config: DictConfig) -> DictConfig:
-    """The same configuration without Hydra's part."""
+    """Remove Hydra's part from a configuration in place, and return it."""
     with flag_override(config, ["struct", "readonly"], False):
         del config["hydra"]
     return config
@@ -122,21 +142,26 @@ def without_hydra(config: DictConfig) -> DictConfig:
 
 @functools.cache
 def groups_of(config_name: str) -> tuple[str, ...]:
-    """The groups that a program's defaults list names, in its order."""
+    """Return the groups in the defaults list of a program's root file, in its order, without groups within groups."""
     entries = _defaults(CONF / f"{config_name}.yaml")
     return tuple(group for group, _ in entries if group and "/" not in group and (CONF / group).is_dir())
 
 
 @functools.cache
 def choices(group: str, program: str = "") -> tuple[str, ...]:
-    """The names of a group's files, less those that build what only another program has."""
+    """Return the names of a group's files in conf/, sorted.
+
+    Args:
+        group: a folder of conf/, such as `method`.
+        program: leave out the choices that belong to programs other than this one; "": leave out none.
+    """
     names = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
     return tuple(name for name in names if program not in PACKAGES or _fits(group, name, program))
 
 
 def _fits(group: str, name: str, program: str) -> bool:
-    """Whether nothing in a file, and in the files that it names, is another program's."""
-    if group == "tuned":  # settings of vision; in the others the paper has one setting a program
+    """Return whether a choice, with the files in its defaults list, belongs to no program other than `program`."""
+    if group == "tuned":  # these are settings of vision; the other programs have one setting each
         return program == "vision" or name in ("auto", "none")
     others = PACKAGES.keys() - {program}
     foreign = tuple({package for other in others for package in PACKAGES[other]} - set(PACKAGES[program]))
@@ -144,42 +169,58 @@ def _fits(group: str, name: str, program: str) -> bool:
 
 
 def targets_of(group: str, name: str, config_dir: Path | None = None) -> frozenset[str]:
-    """Each `_target_` of a choice, and of the choices in its defaults list.
+    """Return the value of each `_target_` in the file of a choice, and in the files of conf/ in its defaults list.
 
     Args:
-        group: such as method.
-        name: of the choice.
-        config_dir: a folder of one's own choices, which come first.
+        group: name of the group, such as `method`.
+        name: name of the choice.
+        config_dir: the user's folder of groups. A file there is taken instead of the one in conf/, and its defaults
+            list is not followed.
     """
-    own = config_dir / group / f"{name}.yaml" if config_dir else None
-    return _targets(group, name) if own is None or not own.is_file() else _targets_in(own.read_text())
+    users_file = config_dir / group / f"{name}.yaml" if config_dir else None
+    if users_file is not None and users_file.is_file():
+        return _targets_in(users_file.read_text())
+    return _targets(group, name)
 
 
 def _targets_in(text: str) -> frozenset[str]:
+    """Return the value of each `_target_` in the text of a yaml file, at any depth."""
     return frozenset(re.findall(r"^\s*_target_: *([\w.]+)", text, re.MULTILINE))
 
 
 @functools.cache
 def _targets(group: str, name: str) -> frozenset[str]:
-    """Each `_target_` of a choice and of the choices in its defaults list."""
+    """Return the value of each `_target_` in a file of conf/ and in the files in its defaults list; cached."""
     path = CONF / group / f"{name}.yaml"
     if not path.is_file():
         return frozenset()
-    found = _targets_in(path.read_text())
-    return frozenset(found.union(*(_targets(of or group, named) for of, named in _defaults(path))))
+    targets = set(_targets_in(path.read_text()))
+    for other_group, other_name in _defaults(path):
+        targets |= _targets(other_group or group, other_name)
+    return frozenset(targets)
 
 
 def _defaults(path: Path) -> list[tuple[str, str]]:
-    """The entries of a file's defaults list: the group ("": the file's own) and the choice."""
-    found = []
+    """Return the entries of a yaml file's defaults list, each as group and choice; group "" is the file's own group."""
+    entries = []
     for entry in (yaml.load(path.read_text(), LOADER) or {}).get("defaults", ()):
         for group, name in entry.items() if isinstance(entry, dict) else [("", entry)]:
-            found.append((group.split()[-1].strip("/") if group else "", str(name).split("@")[0]))
-    return found
+            group_name = group.split()[-1].strip("/") if group else ""  # without `optional` or `override` before it
+            entries.append((group_name, str(name).split("@")[0]))
+    return entries
 
 
 def unknown_choice(group: str, name: str, program: str) -> str:
-    """What to say of a choice that a group does not have; of a name that a choice takes as its own option, how."""
+    """Return the message for a choice that a group does not have.
+
+    If a target of the group has `command_for`, and knows the name, the message says how to write it:
+    `model=resnet50 is written model=torchvision model.name=resnet50`.
+
+    Args:
+        group: name of the group, such as `model`.
+        name: the choice on the command line.
+        program: the program, whose choices are accepted.
+    """
     commands = list[str]()
     for target in sorted({target for choice in choices(group, program) for target in _targets(group, choice)}):
         with contextlib.suppress(Exception):  # a package that is not installed, say

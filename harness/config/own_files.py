@@ -1,4 +1,4 @@
-"""The files of a user's own folder: hidden and system files are left out and counted, links that loop are refused."""
+"""The files of a user's own folder: hidden and system files are left out and counted; links that loop are refused."""
 
 import os
 from collections import Counter
@@ -7,57 +7,59 @@ from pathlib import Path
 
 from harness.config.errors import ConfigError
 
-# What systems, editors, network drives and archives leave beside a user's files; compared without regard to case.
-SYSTEM = {
+# Names of files and folders that systems, editors, network drives and archives leave beside a user's files, in lower
+# case.
+SYSTEM_FILES = {
     "$recycle.bin", "recycler", "system volume information", "thumbs.db", "ehthumbs.db", "desktop.ini",  # Windows
     "__macosx", "icon\r", "network trash folder", "temporary items",  # macOS
     "lost+found",  # Linux
     "@eadir", "@tmp", "#recycle", "#snapshot", "@recycle", "@recently-snapshot",  # network drives
     "__pycache__", "cvs", "nohup.out",  # Python, version control, shells
 }  # fmt: skip
-SHOWN = 5  # names beside a count
+SHOWN = 5  # at most so many names are shown beside a count
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is hidden, or is one that a system or an editor made."""
-    return name.startswith((".", "~$")) or name.endswith("~") or name.casefold() in SYSTEM
+    """Return whether a file or folder of this name is hidden, or was made by a system or an editor."""
+    return name.startswith((".", "~$")) or name.endswith("~") or name.casefold() in SYSTEM_FILES
 
 
 @dataclass
 class LeftOut:
-    """Counts of the files that are left out, by the reason and by what they are called."""
+    """Counts of the files that are left out, by the reason and by the file's name or ending."""
 
     counts: dict[str, Counter[str]] = field(default_factory=dict)
 
     def add(self, reason: str, name: str, number: int = 1) -> None:
-        """Count files that are left out: why, and which name or ending they have."""
+        """Count files that are left out, under a reason and a name (or ending) of theirs."""
         self.counts.setdefault(reason, Counter())[name] += number
 
     def __str__(self) -> str:
-        """All reasons on one line, `hidden or system files (3: .DS_Store, Thumbs.db)`; empty if there are none."""
-        return ", ".join(
-            f"{reason} ({sum(names.values())}: {', '.join([*names][:SHOWN])}{', ...' if len(names) > SHOWN else ''})"
-            for reason, names in self.counts.items()
-        )
+        """Return all reasons on one line, `hidden or system files (3: .DS_Store, Thumbs.db)`; "" if there are none."""
+        texts = []
+        for reason, names in self.counts.items():
+            shown = ", ".join([*names][:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+            texts.append(f"{reason} ({sum(names.values())}: {shown})")
+        return ", ".join(texts)
 
 
 def files_below(root: Path, left_out: LeftOut) -> list[Path]:
-    """All files below a folder, at any depth, in the order of their folders and names; links are followed.
+    """Return all files below a folder, at any depth, sorted by folder and name; links are followed.
 
     Args:
-        root: the folder; its own name may be anything.
-        left_out: counts the files that are left out.
+        root: the folder, which is read even if its own name is a hidden one.
+        left_out: receives the counts of the files that are left out.
 
     Raises:
-        ConfigError: a folder cannot be read, a link leads to nothing, or a folder would be read twice, as where a link
-            leads back to a folder that it stands in.
+        ConfigError: a folder cannot be read, a link leads to nothing, or a folder would be read twice, for example
+            because a link leads back to a folder around it.
     """
-    files, waiting = list[Path](), [root]
-    read_already: dict[tuple[int, int], Path] = {}
-    while waiting:
-        folder = waiting.pop()
-        about = folder.stat()
-        other = read_already.setdefault((about.st_dev, about.st_ino), folder)
+    files, folders_to_read = list[Path](), [root]
+    folders_by_inode: dict[tuple[int, int], Path] = {}  # the folders that have been read
+    while folders_to_read:
+        folder = folders_to_read.pop()
+        status = folder.stat()
+        other = folders_by_inode.setdefault((status.st_dev, status.st_ino), folder)
         if other != folder:
             raise ConfigError(f"{folder} and {other} are the same folder, which would be read twice: remove the link")
         for entry in _entries(folder):
@@ -67,7 +69,7 @@ def files_below(root: Path, left_out: LeftOut) -> list[Path]:
             elif path.is_dir():
                 if entry.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
                     raise ConfigError(f"{path} is a link back to {path.resolve()}, in which it stands: remove the link")
-                waiting.append(path)
+                folders_to_read.append(path)
             elif path.is_file():
                 files.append(path)
             elif entry.is_symlink():
@@ -78,6 +80,7 @@ def files_below(root: Path, left_out: LeftOut) -> list[Path]:
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
+    """Return the files and folders directly in a folder, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
@@ -86,7 +89,7 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
 
 
 def _number_of_files(path: Path) -> int:
-    """Files in a folder that is left out, without following links; 1 for a file."""
+    """Return how many files are in a folder that is left out, at any depth, without following links; 1 for a file."""
     if path.is_symlink() or not path.is_dir():
         return 1
     return sum(len(files) for _, _, files in os.walk(path))

@@ -1,4 +1,4 @@
-"""Options that name a file or a folder: an empty one is refused, and `~` is the home folder."""
+"""Options that name a file or a folder: an empty path is refused, and `~` is the home folder."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,13 @@ from harness.config.errors import ConfigError
 
 
 def place(option: str, value: str) -> str | None:
-    """A check: the path of a file or folder, which may begin with the home folder, `~`.
+    """Check the path of a file or folder, which may begin with the home folder, `~` or `~user`.
 
-    An empty path would be the folder where the program was started, or with something behind it the root of the file
-    system; it comes from a shell variable that is not set.
+    An empty path is refused. It comes from a shell variable that is not set, and would mean the folder where the
+    program was started, or, with a name behind it, the root of the file system.
+
+    Returns:
+        The message that refuses the value; None if it is accepted.
     """
     if not value.strip():
         return f"{option} must be a path, got {shown(value.strip())}: is a shell variable not set?"
@@ -27,18 +30,22 @@ Place = Annotated[str, place]
 
 
 def expanded(path: str) -> Path:
-    """A path whose first part may be `~` or `~user`, which a shell leaves as it is within quotes."""
+    """Return a path with `~` or `~user` at its start replaced by the home folder, as a shell does outside of quotes.
+
+    Raises:
+        RuntimeError: there is no such home folder (`place` refuses such a path with a message).
+    """
     return Path(path).expanduser()
 
 
 def home(path: str) -> str:
-    """The resolver `${home:${paths.runs}}`: the same, for values that Hydra itself reads.
+    """Return `expanded(path)` as text: the resolver `${home:${paths.runs}}` for values that Hydra itself reads.
 
     Raises:
-        ConfigError: the path is empty, or its home folder is not known.
+        ConfigError: the path is empty, or there is no such home folder.
     """
-    if wrong := place("paths.runs", path):
-        raise ConfigError(wrong)
+    if message := place("paths.runs", path):
+        raise ConfigError(message)
     return str(expanded(path))
 
 

@@ -1,8 +1,8 @@
 """`trigger=`: when a method acts.
 
-The choices are in conf/trigger. `boundary`: before each phase but the first. `none`: never. The others are of
-`fire_core.triggers`: the method then acts after the steps (of the optimizer; of agents, decisions) at which the trigger
-fires, and the boundaries are known to the stream alone.
+The choices are in conf/trigger. With `boundary` the method acts before each phase but the first, with `none` never. The
+others are classes of `fire_core.triggers`: the method then acts after the steps at which the trigger fires, and learns
+nothing of the boundaries. A step is one of the optimizer; for agents it is one decision.
 """
 
 import copy
@@ -14,22 +14,24 @@ from fire_core.triggers import Trigger
 from harness.config.build import build
 from harness.config.errors import ConfigError
 
-AT_BOUNDARIES = {"name": "boundary"}  # the default, which is no part of what a run is: runs of before have no trigger
+AT_BOUNDARIES = {"name": "boundary"}  # not part of a run's identity, because older runs have no such option
 NEVER = {"name": "none"}
 
 
 def acts_at_boundaries(node: Mapping[str, Any]) -> bool:
-    """Whether the method is called at boundaries, for `trigger=`."""
+    """Return whether the option `trigger=` has the method act at boundaries."""
     return dict(node) == AT_BOUNDARIES
 
 
 def build_trigger(node: Mapping[str, Any]) -> Trigger | None:
-    """The trigger of `trigger=`; None for `boundary` and `none`, which ask nothing.
+    """Build the trigger of the option `trigger=`; None for `boundary` and `none`, which are no triggers of steps.
 
     Raises:
-        ConfigError: an option is wrong.
+        ConfigError: an option of the trigger is wrong.
     """
-    trigger: Trigger | None = None if dict(node) in (AT_BOUNDARIES, NEVER) else build("trigger", node, Trigger)
+    if dict(node) in (AT_BOUNDARIES, NEVER):
+        return None
+    trigger: Trigger = build("trigger", node, Trigger)
     return trigger
 
 
@@ -45,21 +47,21 @@ def check_trigger(
     total_steps: int,
     restarts: bool = False,
 ) -> None:
-    """Refuse a trigger that can start nothing, or can never fire.
+    """Refuse a trigger that would start nothing, or that can never fire.
 
     Args:
-        node: the options, for `trigger=`.
-        trigger: made of them.
-        method: that is to act.
-        net: the networks, whatever their weights.
-        name: the method's.
-        metrics: names of the numbers that the trainer gives with each step.
-        after: optimizer steps before the first that the trigger is asked about.
-        total_steps: optimizer steps of the run.
-        restarts: whether something beside the method's own act restarts where the trigger fires.
+        node: the options of `trigger=`.
+        trigger: what `build_trigger` made of them.
+        method: the method that the trigger starts.
+        net: the networks; their weights do not matter.
+        name: name of the method.
+        metrics: names of the numbers that the trainer passes to the trigger at each step.
+        after: number of optimizer steps before the first one at which the trigger may fire.
+        total_steps: number of optimizer steps of the run.
+        restarts: whether the trainer itself re-initializes networks when the trigger fires.
 
     Raises:
-        ConfigError: with the reason.
+        ConfigError: the method does nothing at boundaries or changes modules there, or the trigger can never fire.
     """
     if acts_at_boundaries(node):
         return

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config.build import build
 from harness.config.cli import Outcome, job
-from harness.config.direction import better, check_direction
+from harness.config.direction import better_direction, check_direction
 from harness.config.errors import ConfigError
 from harness.config.paths import expanded
 from harness.run.first_phase import shared_first_phase
@@ -155,7 +155,7 @@ def no_better_than_guessing(task: Task, value: float) -> str:
     """Return a remark if the headline is no better than a guessing network's, as after lr=1e6; else an empty text."""
     if (guessed := task.guessed) is None or math.isnan(value):
         return ""
-    learned = value > guessed if better(task.headline) == "maximize" else value < guessed
+    learned = value > guessed if better_direction(task.headline) == "maximize" else value < guessed
     return "" if learned else ", no better than guessing"
 
 

@@ -17,7 +17,7 @@ import joblib
 
 from harness.config import groups
 from harness.config.cli import Outcome, out_of_memory, user_facing
-from harness.config.errors import ConfigError, TrainingError, one_line
+from harness.config.errors import ConfigError, TrainingError, first_line
 from harness.run.execute import new_run, run_to_end
 from harness.run.gpus import own_gpu
 from harness.run.programs import program_of
@@ -139,5 +139,5 @@ def run_job(job: Job) -> Ended:
     except Exception as error:
         clearer_error = out_of_memory(error) or error
         if user_facing(clearer_error):
-            return ending("failed", error=ConfigError(f"{name}: {one_line(clearer_error)}"))
+            return ending("failed", error=ConfigError(f"{name}: {first_line(clearer_error)}"))
         return ending("failed", error=RuntimeError(f"{name}:\n{traceback.format_exc()}"))

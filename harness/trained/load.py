@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.config.errors import ConfigError, one_line
+from harness.config.errors import ConfigError, first_line
 from harness.run import checkpoint
 from harness.run.programs import program_of
 from harness.trained.options import recompose
@@ -80,7 +80,7 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = " ".join(one_line(error).split())
+        reason = " ".join(first_line(error).split())
         raise ConfigError(f"{path}: its weights do not fit what its options build here ({reason})") from error
     return trained
 
@@ -100,5 +100,5 @@ def newest_state(folder: Path) -> dict[str, Any]:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a damaged file can fail in any way
-            reason = f"{file.name}: {' '.join(one_line(error).split())}"
+            reason = f"{file.name}: {' '.join(first_line(error).split())}"
     raise ConfigError(f"{folder} cannot be loaded: {reason}")

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import DictConfig, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.config.errors import ConfigError, one_line
+from harness.config.errors import ConfigError, first_line
 from harness.config.groups import choices, compose, groups_of, targets_of
 from harness.run.programs import MODULES, program_of
 
@@ -63,7 +63,7 @@ def read_values(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is damaged: {' '.join(one_line(error).split())}") from None
+        raise ConfigError(f"{file} is damaged: {' '.join(first_line(error).split())}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{file} is no run's file: it holds no options")
     for option, value in leaves(values):
@@ -127,7 +127,7 @@ def put(config: DictConfig, values: Mapping[str, Any], file: Path, parent: str =
             try:
                 config[key] = value
             except (OmegaConfBaseException, ValueError) as error:
-                raise ConfigError(f"{file}: {option}: {one_line(error)}") from None
+                raise ConfigError(f"{file}: {option}: {first_line(error)}") from None
 
 
 def options_at(config: DictConfig, key: str) -> DictConfig | None:

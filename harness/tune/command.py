@@ -39,10 +39,9 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from harness.config.arguments import parse as parse_option
-from harness.config.arguments import read_arguments, refuse_unknown
+from harness.config.arguments import parse_option, read_arguments, refuse_unknown
 from harness.config.cli import EXIT_CONFIG, EXIT_TRAINING, one_line, user_facing
-from harness.config.direction import better
+from harness.config.direction import better_direction
 from harness.config.errors import ConfigError, TrainingError, near
 from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
@@ -247,7 +246,7 @@ def able_methods(search: Search) -> list[str]:
 def write_best(request: Request, method: str, trials: Sequence[Trial]) -> str:
     """Write a method's best trial beside the table, and into `publish`; return the lines to print about it."""
     search = request.search
-    winner = best(trials, more=better(search.metric) == "maximize")
+    winner = best(trials, more=better_direction(search.metric) == "maximize")
     if winner is None:
         return "none: all diverged"
     config = compose_with_hydra(search.program, [*search.options_of(method), f"seed={search.seeds[0]}"])

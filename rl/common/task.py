@@ -11,7 +11,7 @@ from fire_core.ranges import one_of
 from fire_core.triggers import Trigger
 from harness.config.build import build
 from harness.config.checks import Group, OptionalGroup, check_method
-from harness.config.config import Compile, Trunk
+from harness.config.config import Compile, ProgramConfig
 from harness.config.errors import ConfigError
 from harness.config.given import refuse_idle
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
@@ -22,7 +22,7 @@ from rl.common.continual import ContinualControl, Phase
 
 
 @dataclass
-class AgentConfig(Trunk):
+class AgentConfig(ProgramConfig):
     """Options of both agents."""
 
     method: Group = MISSING

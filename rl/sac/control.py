@@ -18,7 +18,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from fire_core.ranges import check_arguments, one_of, within
-from harness.config.errors import ConfigError, one_line
+from harness.config.errors import ConfigError, first_line
 from rl.common.environments import Environment, bounds, check_continuous, examine, make_gymnasium, without_drawing
 
 BENCH = (
@@ -94,7 +94,7 @@ class DmControl:
         except ImportError:
             raise ConfigError(f'env=dmc env.task={task} needs dm_control: pip install -e ".[dmc]"') from None
         except ValueError as error:
-            raise ConfigError(f"env.task={task}: {one_line(error)}") from None
+            raise ConfigError(f"env.task={task}: {first_line(error)}") from None
         action_spec = self.env.action_spec()
         self.action_space = Box(action_spec.minimum.astype(np.float32), action_spec.maximum.astype(np.float32))
         size = sum(int(np.prod(spec.shape)) for spec in self.env.observation_spec().values())
@@ -131,7 +131,7 @@ def make_humanoid_bench(task: str, options: dict[str, Any]) -> Any:
             raise ImportError(f"mujoco {version} is installed")
         importlib.import_module("humanoid_bench")
     except Exception as error:  # a part that is not installed, or OpenGL, of which each backend fails in its own way
-        reason = f"with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {type(error).__name__}: {one_line(error)}"
+        reason = f"with MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {type(error).__name__}: {first_line(error)}"
         raise ConfigError(f"env=humanoid_bench env.task={task} does not work ({reason}). {BENCH}") from error
     return make_task(task, options)
 

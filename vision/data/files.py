@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from harness.config.errors import ConfigError, one_line
+from harness.config.errors import ConfigError, first_line
 
 
 def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, dataset: str) -> Path:
@@ -70,7 +70,7 @@ def fetch(url: str, path: Path, md5: str) -> None:
     try:
         download_url(url, str(part.parent), part.name, md5)
     except (OSError, HTTPException, RuntimeError, ValueError) as error:
-        raise ConfigError(f"cannot download {url} ({one_line(error)}): put the file at {path}") from error
+        raise ConfigError(f"cannot download {url} ({first_line(error)}): put the file at {path}") from error
     part.replace(path)
 
 

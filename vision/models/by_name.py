@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fire_core.ranges import Count, checked
-from harness.config.errors import ConfigError, one_line
+from harness.config.errors import ConfigError, first_line
 
 
 def _unknown(library: str, architecture: str, names: list[str]) -> ConfigError:
@@ -82,7 +82,7 @@ def torchvision_model(
             architecture, weights=None, num_classes=num_classes, **arguments
         )
     except Exception as error:
-        raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
+        raise ConfigError(f"model.name={architecture} cannot be built: {first_line(error)}") from error
     change_first_convolution(model, in_channels)
     return model
 
@@ -126,7 +126,7 @@ def timm_model(
         except TypeError:  # the model takes images of any size and has no such argument
             model = timm.create_model(architecture, **arguments)
     except Exception as error:
-        raise ConfigError(f"model.name={architecture} cannot be built: {one_line(error)}") from error
+        raise ConfigError(f"model.name={architecture} cannot be built: {first_line(error)}") from error
     return model
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness.config import groups
-from harness.config.arguments import parse, read_arguments, values
+from harness.config.arguments import parse_option, read_arguments, values_of
 from harness.config.errors import ConfigError
 from tests.programs import import_program
 
@@ -42,12 +42,12 @@ def test_a_choice_of_another_program_is_refused(
     ],
 )
 def test_the_values_of_an_option(text: str, expected: list[str]) -> None:
-    assert values(parse(text)) == expected
+    assert values_of(parse_option(text)) == expected
 
 
 @pytest.mark.parametrize("value", ["läufe", "~/runs", "a(1)", "O'Brien", "x;y", "[1", "a#b"])
 def test_what_is_said_of_a_value_that_cannot_be_read_can_be_read(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse(f"paths.runs={value}")
+        parse_option(f"paths.runs={value}")
     (advice,) = shlex.split(str(caught.value).rpartition("quotes, ")[2])
-    assert values(parse(advice)) == [value]
+    assert values_of(parse_option(advice)) == [value]

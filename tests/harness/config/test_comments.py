@@ -38,9 +38,9 @@ def test_of_a_file(tmp_path: Path) -> None:
     assert comments.of_file(file, "env") == {"lr": "a rate", "env.size": "pixels"}
 
 
-def test_beside_keeps_every_line_and_the_last_comment() -> None:
+def test_add_comments_keeps_every_line_and_the_last_comment() -> None:
     shown = "lr: 0.1\nmodel:\n  width: 3\n  names:\n  - a\n"
-    text = comments.beside(shown, [{"lr": "old", "model.width": "long " * 30}, {"lr": "a rate"}])
+    text = comments.add_comments(shown, [{"lr": "old", "model.width": "long " * 30}, {"lr": "a rate"}])
     assert [line for line in text.splitlines() if not line.strip().startswith("#")] == [
         f"{'lr: 0.1':<32}  # a rate", "model:", "  width: 3", "  names:", "  - a",
     ]  # fmt: skip
@@ -55,5 +55,5 @@ def test_the_help_of_a_program(program: str) -> None:
     text = help_text(program, ["method=redo"])
     (threshold,) = [line for line in text.splitlines() if line.strip().startswith("threshold:")]
     assert threshold.endswith("# of a unit's mean |activation| over that of its layer"), "a group's file"
-    assert "of first phases" in text, "a dataclass of the trunk"
+    assert "shared first phases" in text, "a dataclass within the options that all programs share"
     assert "@package" not in text

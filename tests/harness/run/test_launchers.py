@@ -15,8 +15,8 @@ import pytest
 import torch
 import yaml
 
-from harness.config.config import OWN_THREADS, set_up_torch
-from harness.config.direction import better, direction_of
+from harness.config.config import DEFAULT_THREADS, set_up_torch
+from harness.config.direction import better_direction, direction_of
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, compose_with_hydra
 from harness.training.signals import EXIT_PREEMPTED, is_alive
@@ -44,7 +44,7 @@ def test_a_job_does_not_inherit_threads_or_determinism() -> None:
     set_up_torch(device, 2, False)
     assert not torch.are_deterministic_algorithms_enabled()
     set_up_torch(device, None, None)
-    assert torch.get_num_threads() == OWN_THREADS
+    assert torch.get_num_threads() == DEFAULT_THREADS
     set_up_torch(device, 1, None)
     assert torch.get_num_threads() == 1
     assert torch.are_deterministic_algorithms_enabled(), "the default on a CPU"
@@ -229,7 +229,7 @@ def test_a_direction_that_finds_the_worst_is_refused(tmp_path: Path, zygote: Zyg
 
 def test_a_number_of_which_nothing_is_known_has_no_direction() -> None:
     with pytest.raises(ConfigError, match="nothing says whether more of test/f1 is better"):
-        better("test/f1")
+        better_direction("test/f1")
 
 
 @needs("hydra_submitit_launcher")
