@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.split_muon import ADJUST, SplitMuon
-from fire_core.weights.new_optimizer import Builder, CannotBuildError, quiet
+from fire_core.weights.new_optimizer import Builder, CannotBuildError, without_side_effects
 
 SEPARATE, JOINED, REFUSED, UNKNOWN = "one by one", "as one matrix", "not at all", "in a way that is not known"
 SPLITS = ("split_sizes", "param_split_fn", "param_recombine_fn")  # entries that fit the true parameter alone
@@ -151,7 +151,7 @@ def _update(
     if not _is_possible():
         raise CannotBuildError("a step among several processes")
     device = "cpu" if parameter.device.type == "meta" else parameter.device
-    with quiet():
+    with without_side_effects():
         small = nn.Parameter(torch.zeros(gradient.shape, device=device))
         vars(small).update(vars(parameter))  # DeepSpeed writes there whether Muon trains it
         builder = Builder(optimizer)

@@ -26,7 +26,7 @@ from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
 from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
 from fire_core.weights.optimizer_state import StateReset
-from fire_core.weights.optimizers import holding
+from fire_core.weights.optimizers import optimizers_that_hold
 from fire_core.weights.topology import unwrap
 
 log = logging.getLogger("fire_core")
@@ -194,7 +194,7 @@ class Intervention:
         with_masters = {id(master.weight) for master in self._masters}
         for name, module in modules.items():
             has_masters = not with_masters.isdisjoint(map(id, module.parameters()))
-            if not has_masters and not holding(self.optimizers, module.parameters()):
+            if not has_masters and not optimizers_that_hold(self.optimizers, module.parameters()):
                 raise ValueError(f"the optimizers hold none of the weights of {name} ({type(module).__name__})")
             for model_copy in self.copies[name]:
                 weights_of(model_copy, module)  # raises if it is no copy

@@ -8,7 +8,7 @@ from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.ranges import checked, within
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.project import Projection
-from fire_core.weights.optimizers import holding
+from fire_core.weights.optimizers import optimizers_that_hold
 
 
 class Fire(Method):
@@ -67,7 +67,7 @@ class Fire(Method):
             name: fire_(
                 module,
                 layout=self.layout or net.layout,
-                optimizer=holding(context.optimizers, module.parameters()),  # empty for a target network
+                optimizer=optimizers_that_hold(context.optimizers, module.parameters()),  # empty for a target network
                 init=net.init[name],
                 exclude=net.left_alone(name, context.spared),
                 trainable_only=self.trainable_only,

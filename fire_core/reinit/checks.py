@@ -85,7 +85,7 @@ def check_finite(named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     tensors = [tensor for _, tensor in pairs]
     device = tensors[0].device
     flags = torch.stack([_is_finite(distributed.local(tensor)).to(device, torch.int32) for tensor in tensors])
-    finite_on_all_ranks = distributed.all_true(flags, tensors).tolist()
+    finite_on_all_ranks = distributed.all_true_over_ranks(flags, tensors).tolist()
     bad = [name for (name, _), is_finite in zip(pairs, finite_on_all_ranks, strict=True) if not is_finite]
     if bad:
         raise ValueError(f"NaN or Inf in {', '.join(dict.fromkeys(bad))}: the model is unchanged")

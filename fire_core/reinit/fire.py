@@ -23,7 +23,7 @@ from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import Layout, Selector, listed, resolve
 from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
 from fire_core.weights.optimizer_state import StateReset
-from fire_core.weights.optimizers import holding, optimizers_of, parameters_of
+from fire_core.weights.optimizers import optimizers_of, optimizers_that_hold, parameters_of
 from fire_core.weights.topology import unwrap
 
 
@@ -163,7 +163,7 @@ def fire_(
     )
     changing = [entry.parameter for entry in entries if entry.action != "keep"]
     all_masters = find_masters(unwrap(model), optimizers, masters, changing)
-    is_trained = bool(holding(optimizers, model.parameters()) or all_masters)
+    is_trained = bool(optimizers_that_hold(optimizers, model.parameters()) or all_masters)
     has_parameters = any(True for _ in model.parameters())
     if optimizers and has_parameters and not is_trained:
         raise ValueError(

@@ -180,7 +180,7 @@ def _own_work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
     if any(keeps_norm(scales[entry.label]) for entry in batch.entries):
         stays_zero = s.isnan().flatten() & ~W.flatten(1).any(1)
         s = torch.where(s.isnan(), own_scale(W), s)
-    mine = batch.ranks.mine(len(W), batch.first, W.device)
+    mine = batch.ranks.own_indices(len(W), batch.first, W.device)
     if batch.ranks.processes is None:
         return Work(batch, mine, W, s, stays_zero)
     return Work(batch, mine, W[mine], s[mine], stays_zero[mine])

@@ -1,4 +1,4 @@
-"""Layers with an adapter on them (LoRA, DoRA, IA3 as in peft; loralib): which of their weights act by themselves."""
+"""Layers with an adapter on them (LoRA, DoRA, IA3 as in peft; loralib): which of their weights can be changed alone."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ from collections.abc import Iterable
 
 from torch import nn
 
-# Parts of an adapter that scale the layer's weight or its outputs, by what peft and others call them.
+# Names in peft and other packages of the parts of an adapter that scale the layer's weight or its outputs.
 _SCALES = ("lora_magnitude_vector", "magnitude", "m", "ia3_l", "dora_scale")
 
 
-def adapted(path: Iterable[nn.Module]) -> nn.Module | None:
-    """The innermost module on a path that puts an adapter on a layer; None if there is none."""
-    # loralib puts its factors beside the weight, peft puts the layer below the adapter
+def adapted_layer(path: Iterable[nn.Module]) -> nn.Module | None:
+    """Return the innermost module on a path that adds an adapter to a layer; None if there is none.
+
+    Args:
+        path: modules from the root of a model to a weight's owner.
+    """
+    # peft keeps the original layer in `base_layer`; loralib keeps the adapter's factors beside the weight.
     layers = [module for module in path if "base_layer" in module._modules or "lora_A" in module._parameters]
     return layers[-1] if layers else None
 
 
 def adapter_lock(path: Iterable[nn.Module], name: str) -> str:
-    """Why a weight of an adapted layer cannot be changed by itself; empty if it can.
+    """Return why a weight of a layer with an adapter cannot be changed by itself; "" if it can.
 
     Args:
-        path: modules from the root to the weight's owner.
-        name: of the weight in its owner.
+        path: modules from the root of a model to the weight's owner.
+        name: name of the weight in its owner.
     """
     path = list(path)
-    layer = adapted(path)
+    layer = adapted_layer(path)
     if layer is None:
         return ""
     kind = type(layer).__name__
@@ -34,12 +38,15 @@ def adapter_lock(path: Iterable[nn.Module], name: str) -> str:
             f"an adapter is merged into it ({kind}): taking it out again would subtract what the act has changed; "
             "unmerge it first, unmerge_adapter() in peft, or merge it for good, merge_and_unload()"
         )
-    own_base = "base_layer" not in dict(layer.named_children())  # loralib puts its factors beside the weight
-    if not (name == "weight" if own_base else layer.get_submodule("base_layer") in path):
+    if "base_layer" in dict(layer.named_children()):
+        is_base_weight = layer.get_submodule("base_layer") in path
+    else:  # loralib, which has the weight and the adapter's factors in one module
+        is_base_weight = name == "weight"
+    if not is_base_weight:
         return ""
     parts = {**dict(layer.named_children()), **dict(layer.named_parameters(recurse=False))}
-    for name in _SCALES:
-        scale = parts.get(name)
+    for scale_name in _SCALES:
+        scale = parts.get(scale_name)
         if scale is not None and not (isinstance(scale, nn.ModuleDict | nn.ParameterDict) and len(scale) == 0):
-            return f"{kind} scales it ({name}): what acts is not this weight but one computed from it"
+            return f"{kind} scales it ({scale_name}): what acts is not this weight but one computed from it"
     return ""

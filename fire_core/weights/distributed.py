@@ -1,7 +1,8 @@
-"""The work of a projection divided over processes: DistributedDataParallel replicas and sharded weights.
+"""A projection divided over processes: replicas of DistributedDataParallel, and sharded weights.
 
-A weight that is spread over ranks (FSDP2's DTensor) is gathered whole, because a polar factor needs the whole matrix;
-of the gathered matrices each rank projects every `size`-th, and the results are added up from zeros, which is exact.
+A weight that is sharded over ranks (FSDP2's DTensor) is gathered first, because a polar factor needs the whole matrix.
+Each rank then projects every `size`-th of the gathered matrices. The results are summed over the ranks, each of which
+has zeros for the matrices of the others, so the sum is exact.
 """
 
 from __future__ import annotations
@@ -16,39 +17,68 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class ProjectionGroup:
-    """The processes that project a batch together; `processes` None means this process alone."""
+    """The processes that project a batch of matrices together.
+
+    Attributes:
+        processes: the process group of `torch.distributed`; None: this process alone.
+        rank: rank of this process in the group.
+        size: number of processes.
+    """
 
     processes: Any = None
     rank: int = 0
     size: int = 1
 
-    def mine(self, count: int, first: int, device: torch.device) -> Tensor:
-        """Which of `count` matrices this process projects, when `first` matrices were given out before these."""
+    def own_indices(self, count: int, first: int, device: torch.device) -> Tensor:
+        """Return the indices of the matrices that this process projects.
+
+        Args:
+            count: number of matrices to divide over the processes.
+            first: number of matrices that were divided before these, so that the processes take turns.
+            device: device of the result.
+
+        Returns:
+            Integers in [0, count), of shape (about count / size,).
+        """
         return torch.arange(min((self.rank - first) % self.size, count), count, self.size, device=device)
 
-    def gather(self, part: Tensor, mine: Tensor, count: int) -> Tensor:
-        """All processes' parts put together: (len(mine), ...) -> (count, ...), the same on every rank."""
+    def gather(self, part: Tensor, indices: Tensor, count: int) -> Tensor:
+        """Return the results of all processes, the same on every rank. All processes must call this.
+
+        Args:
+            part: the results of this process, (len(indices), ...).
+            indices: what `own_indices` returned.
+            count: number of matrices of all processes.
+
+        Returns:
+            (count, ...), in the order of the matrices.
+        """
         if self.processes is None:
             return part
-        whole = torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=part.device)
-        whole[mine] = part
-        dist.all_reduce(whole, group=self.processes)
-        return whole
+        gathered = torch.zeros(count, *part.shape[1:], dtype=part.dtype, device=part.device)
+        gathered[indices] = part
+        dist.all_reduce(gathered, group=self.processes)
+        return gathered
 
 
 def ddp_group(model: nn.Module) -> Any:
-    """The process group of a DistributedDataParallel model, also inside `torch.compile`; None for others."""
+    """Return the process group of a DistributedDataParallel model, also of a compiled one; None for other models."""
     model = getattr(model, "_orig_mod", model)
     return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether the tensor is a DTensor (asked without importing the distributed tensor package)."""
+    """Return whether a tensor is a DTensor, without importing torch's package of distributed tensors."""
     return hasattr(tensor, "device_mesh")
 
 
 def projection_group(parameter: Tensor, group: Any) -> ProjectionGroup:
-    """The processes that share a parameter's matrices: those of its innermost mesh dimension, else of `group`."""
+    """Return the processes that divide the projection of a parameter.
+
+    Args:
+        parameter: if it is a DTensor, these are the processes of the last dimension of its mesh.
+        group: the process group of any other parameter; None: this process alone.
+    """
     if is_sharded(parameter):
         mesh = cast(Any, parameter).device_mesh
         group = mesh.get_group(mesh.ndim - 1)
@@ -58,17 +88,22 @@ def projection_group(parameter: Tensor, group: Any) -> ProjectionGroup:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole tensor, gathered if it is sharded."""
+    """Return the whole tensor, gathered from all ranks if it is sharded; all of them must then call this."""
     return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this process holds of it."""
+    """Return the shard of a tensor that this process holds; a tensor that is not sharded is returned as it is."""
     return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
 
 
 def write_(parameter: Tensor, value: Tensor) -> None:
-    """Copy a whole tensor into a parameter; every rank keeps its shard."""
+    """Copy a tensor into a parameter of the same (global) shape, in place.
+
+    Args:
+        parameter: if it is sharded, each rank copies its own shard.
+        value: the whole tensor, equal on all ranks, or a DTensor.
+    """
     if is_sharded(parameter) and not is_sharded(value):
         from torch.distributed.tensor import distribute_tensor
 
@@ -78,9 +113,18 @@ def write_(parameter: Tensor, value: Tensor) -> None:
     parameter.copy_(value)
 
 
-def all_true(flags: Tensor, parameters: list[Tensor]) -> Tensor:
-    """Logical and of the flags over the ranks that hold shards of the parameters."""
-    meshes = {id(mesh): mesh for p in parameters if is_sharded(p) for mesh in [cast(Any, p).device_mesh]}
+def all_true_over_ranks(flags: Tensor, parameters: list[Tensor]) -> Tensor:
+    """Return the logical and of flags over all ranks that hold shards of parameters. All of them must call this.
+
+    Args:
+        flags: integers 0 or 1 of any shape; overwritten with the result.
+        parameters: if none of them is sharded, the flags stay as they are.
+    """
+    meshes = {}
+    for p in parameters:
+        if is_sharded(p):
+            mesh = cast(Any, p).device_mesh
+            meshes[id(mesh)] = mesh
     for mesh in meshes.values():
         for dimension in range(mesh.ndim):
             dist.all_reduce(flags, op=dist.ReduceOp.MIN, group=mesh.get_group(dimension))
@@ -88,9 +132,12 @@ def all_true(flags: Tensor, parameters: list[Tensor]) -> Tensor:
 
 
 def mean_over_ranks(value: Tensor) -> float:
-    """A scalar averaged over all processes, the same in each; all of them must call this. Waits for the device."""
+    """Return the mean of a scalar over all processes, the same in each. All of them must call this.
+
+    It waits for the device that computes `value`. Without `torch.distributed` it returns the scalar itself.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        if "gloo" not in dist.get_backend():  # NCCL takes only what lies on its device
+        if "gloo" not in dist.get_backend():  # NCCL reduces tensors on the accelerator only
             value = value.to(torch.accelerator.current_accelerator())
         value = value.detach().double() / dist.get_world_size()
         dist.all_reduce(value)

@@ -10,19 +10,19 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-Declared = Sequence[int] | Mapping[str, int]  # blocks of rows as a caller or a model gives them, see `layout.resolve`
+Declared = Sequence[int] | Mapping[str, int]  # numbers of rows of the blocks, see `layout.resolve`
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Blocks of rows, in their order, and how often this pattern recurs.
+    """How the rows of a weight divide into blocks: a pattern of blocks and how often it repeats.
 
     Attributes:
-        blocks: (name, rows) of each block within one period. A single one for a weight that is one matrix.
-        repeats: periods: 1 for [q][k][v], the heads for a projection that is interleaved by head.
-        transposed: a raw parameter that is stored (..., d_in, d_out).
-        groups: matrices that lie one after the other in the first dimension of a 2-D parameter (experts).
-        role: what a raw parameter does; empty where the module says so.
+        blocks: (name, number of rows) of each block in the pattern, in order; one block if the weight is one matrix.
+        repeats: how often the pattern repeats: 1 for [q][k][v], the number of heads if it is interleaved by head.
+        transposed: true if a raw parameter is stored (..., d_in, d_out).
+        groups: number of matrices (experts) one after the other in the first dimension of a 2-D parameter.
+        role: the role of a raw parameter, see `Entry`; "" if the module around it tells.
     """
 
     blocks: tuple[tuple[str, int], ...]
@@ -33,34 +33,36 @@ class Cut:
 
     @property
     def rows(self) -> int:
+        """Number of rows of the weight's matrix."""
         return self.repeats * sum(height for _, height in self.blocks)
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """One parameter, or one block of a fused parameter, and what is to happen to it.
+    """One parameter, or one block of a fused parameter, and the action for it.
 
     Attributes:
-        name: the parameter's first name in `named_parameters()`, wrappers such as `_orig_mod.` removed.
+        name: the parameter's first name in `named_parameters()`, without names of wrappers such as `_orig_mod.`.
         parameter: the tensor itself.
-        role: what it does in the network: a word of `layout.GROUPS`' values, or one that no preset projects
-            ("other", "fused").
+        role: what the weight does in the network: a word in the values of `layout.GROUPS`, or a word that no preset
+            projects ("other", "fused", "changed", "unused").
         action: "project", "reinit" (to the initial value) or "keep".
-        block: the block's name ("q", "k", "gate", ...), empty for a whole parameter.
-        rows: the block's rows [start, stop) of the (d_out, d_in) matrix; None for all.
+        block: name of the block ("q", "k", "gate", ...); "" for a whole parameter.
+        rows: the block's rows [start, stop) of the (d_out, d_in) matrix; None: all rows.
         kind: "matrix", "conv", "conv_transpose", "vector" (a bias or scale: reinit and keep only) or "locked" (integer,
             quantised, behind a parametrization: keep only).
-        groups: groups of a convolution; of another weight, matrices that lie one after the other in dimension 0.
-        transposed: stored (d_in, d_out), as some GPT-2 ports do.
-        aliases: every name that the tensor goes by.
-        modules: its owners and their ancestors below the root.
-        repeats: how often the blocks' pattern recurs. With 1 the block is one run of rows. A projection interleaved by
-            head repeats once a head: `rows` are then those within a head, and the matrix is all heads' rows together.
-        reason: why the entry is kept; empty for one that is projected.
-        heads: how many attention heads the block is cut into, each a matrix; 1: it is one.
-        columns: whether heads divide its columns, as those of an output projection.
-        padding: an embedding's `padding_idx`: the row that its layer never trains; None for other weights.
-        is_tied: whether other layers than embeddings use the weight too, so that they train that row.
+        groups: groups of a convolution; of another weight, the number of matrices one after the other in dimension 0.
+        transposed: true if it is stored (d_in, d_out), as in some ports of GPT-2.
+        aliases: all names of the tensor, more than one if it is tied.
+        modules: the modules that own the parameter and the modules around them, without the root.
+        repeats: how often the pattern of blocks repeats. If 1, the block is one run of rows. A projection interleaved
+            by head repeats once for each head: `rows` then counts within a head, and the block's matrix has these rows
+            of all heads.
+        reason: why the entry is kept; "" if it is projected.
+        heads: number of attention heads that the block is cut into, each a matrix; 1: the block is one matrix.
+        columns: true if heads divide the columns, as in an output projection, and not the rows.
+        padding: an embedding's `padding_idx`, the row that its layer never trains; None for other weights.
+        is_tied: whether layers other than embeddings use the weight too, and so train that row.
     """
 
     name: str
@@ -83,7 +85,7 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The name, with the block: `h.0.attn.c_attn.weight[q]`."""
+        """The name with the block behind it: `h.0.attn.c_attn.weight[q]`."""
         return f"{self.name}[{self.block}]" if self.block else self.name
 
     @property
@@ -96,49 +98,64 @@ class Entry:
 
     @property
     def d_out(self) -> int:
-        """Rows of the whole parameter's matrix, or the length of a bias."""
+        """Number of rows of the whole parameter's matrix, or the length of a bias."""
         if self.parameter.ndim == 0:
             return 1
         return self.parameter.shape[1 if self.kind == "conv_transpose" else self.row_dim]
 
     @cached_property
     def where(self) -> slice | Tensor:
-        """The block's positions along `row_dim`: a slice, or an index (n,) where they lie apart."""
+        """The block's positions along `row_dim`: a slice or, if they are not one run, an index of shape (n,)."""
         if self.rows is None:
             return slice(None)
         if self.repeats * self.groups == 1:
             return slice(*self.rows)
-        every = torch.arange(self.parameter.shape[self.row_dim], device="cpu").view(self.repeats * self.groups, -1)
-        return every[:, slice(*self.rows)].flatten()
+        positions = torch.arange(self.parameter.shape[self.row_dim], device="cpu")
+        return positions.view(self.repeats * self.groups, -1)[:, slice(*self.rows)].flatten()
 
     def view(self, weight: Tensor) -> Tensor:
-        """The matrices of `weight` (a tensor of this parameter's full shape).
+        """Return the matrices of this entry in a tensor of the parameter's shape.
 
         Args:
-            weight: the parameter or a tensor of its shape; any memory format.
+            weight: the parameter or a tensor of its shape, such as its gradient; any memory format.
 
         Returns:
-            (..., d_out, d_in); for a convolution (groups, *kernel, c_out / groups, c_in / groups), cut by head
-            (..., heads, d_out, d_in) of a head. A view, except where the rows lie apart (`repeats` above 1): so write
-            with `write_`.
+            (..., d_out, d_in). For a convolution it is (groups, *kernel, c_out / groups, c_in / groups); with `heads`
+            above 1 it is (..., heads, d_out, d_in), where d_out x d_in is the shape of one head's matrix. It is a view,
+            but a copy if `repeats` is above 1, so write with `write_`.
 
         Raises:
-            ValueError: for a vector, which holds no matrix, and a locked weight, whose numbers are no matrix.
+            ValueError: the entry is a vector or locked, so it holds no matrix.
         """
         strided = self._strided(weight)
         return strided if self.repeats == 1 or self.rows is None or self.heads > 1 else strided.flatten(-3, -2)
 
     def read(self, tensor: Tensor | None = None) -> Tensor:
-        """The matrices, (count, d_out, d_in): of the parameter or of a tensor of its shape, such as its gradient."""
+        """Return the matrices as (count, d_out, d_in).
+
+        Args:
+            tensor: a tensor of the parameter's shape, such as its gradient; None: the parameter.
+
+        Raises:
+            ValueError: the entry is a vector or locked.
+        """
         return self.view(self.parameter.detach() if tensor is None else tensor).reshape(self.count, *self.shape)
 
     def write_(self, weight: Tensor, matrices: Tensor) -> None:
-        """Copy matrices, as `view` or `read` gives them, into `weight`."""
+        """Copy matrices into a weight, in place.
+
+        Args:
+            weight: the parameter or a tensor of its shape.
+            matrices: what `view` or `read` returned, or a tensor of that shape.
+
+        Raises:
+            ValueError: the entry is a vector or locked.
+        """
         target = self._strided(weight)
         target.copy_(matrices.reshape(target.shape))
 
     def _strided(self, weight: Tensor) -> Tensor:
-        """The matrices as a view always; with `repeats` above 1, d_out falls apart into (repeats, rows)."""
+        """Return what `view` returns, but always as a view: with `repeats` above 1, d_out is (repeats, rows)."""
         if self.kind in ("vector", "locked"):
             raise ValueError(f"{self.label}: a {self.kind} weight holds no matrix to project")
         matrix = weight  # a convolution is stored (c_out, c_in/g, *kernel), a transposed one (c_in, c_out/g, *kernel)
@@ -166,17 +183,17 @@ class Entry:
 
     @cached_property
     def count(self) -> int:
-        """How many matrices the entry holds."""
+        """Number of matrices that the entry holds."""
         return math.prod(self.view(_meta(self.parameter)).shape[:-2])
 
     @property
     def positions(self) -> int:
-        """Kernel positions k_h * k_w of a convolution, 1 for anything else."""
+        """Number of kernel positions of a convolution, such as k_h * k_w; 1 for anything else."""
         return self.count // self.groups if self.kind.startswith("conv") else 1
 
     @property
     def size(self) -> int:
-        """How many numbers of the parameter belong to this entry."""
+        """Number of the parameter's elements that belong to this entry."""
         if self.rows is None:
             return self.parameter.numel()
         total = max(1, self.parameter.shape[self.row_dim])
@@ -184,10 +201,10 @@ class Entry:
 
 
 class Entries(list[Entry]):
-    """What `resolve` gives: the entries in the order of `named_parameters()`, and what the user must know of them.
+    """What `resolve` returns: the entries in the order of `named_parameters()`, and what the user should know.
 
     Attributes:
-        warnings: one line each; for a weight that looks fused, the line that declares its blocks.
+        warnings: lines for the user; for a weight that looks fused, the line says how to declare its blocks.
     """
 
     def __init__(self, entries: Iterable[Entry] = (), warnings: Iterable[str] = ()) -> None:
@@ -196,5 +213,5 @@ class Entries(list[Entry]):
 
 
 def _meta(parameter: Tensor) -> Tensor:
-    """A tensor with the parameter's (global) shape and no memory."""
+    """Return a tensor of the parameter's (global) shape without memory, to compute shapes with."""
     return torch.empty(parameter.shape, device="meta")

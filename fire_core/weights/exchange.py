@@ -1,7 +1,8 @@
-"""Sharded weights of one shape, exchanged so that each rank holds some of them whole, and sent back.
+"""Sharded weights of one shape, exchanged so that each rank holds some of them whole; and the exchange back.
 
-A rank that holds one shard of each of eight weights gives seven of them away and gets the other shards of the eighth.
-That is all that an optimizer of whole matrices needs, and 1/ranks of what gathering every weight on every rank moves.
+For example, each of eight ranks holds one shard of each of eight weights. It sends seven shards away and receives the
+seven missing shards of one weight. An optimizer that updates whole matrices needs no more, and this moves 1/ranks of
+the data that gathering every weight on every rank would move.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Division:
-    """A dimension of a weight, divided over the ranks of one dimension of the mesh.
+    """How one dimension of a weight is divided over the ranks of one dimension of the device mesh.
 
     Attributes:
-        group: the processes that hold the pieces.
-        rank: of this process in the group.
-        dim: of the weight.
-        lengths: of each rank's piece along it; uneven, or 0, as `torch.chunk` divides.
+        group: the process group of the ranks that hold the pieces.
+        rank: rank of this process in the group.
+        dim: the dimension of the weight that is divided.
+        lengths: length of each rank's piece along `dim`. As with `torch.chunk`, the last ones may be shorter, or 0.
     """
 
     group: Any
@@ -32,27 +33,27 @@ class Division:
 
 
 def chunk_lengths(length: int, ranks: int) -> tuple[int, ...]:
-    """How `torch.chunk`, and so DTensor, divides a length over ranks: all are equal but the last ones."""
+    """Return the length of each rank's piece as `torch.chunk`, and so DTensor, divides: equal but for the last ones."""
     piece = -(-length // ranks)
     return tuple(max(0, min(piece, length - rank * piece)) for rank in range(ranks))
 
 
 def divisions_of(parameter: Tensor) -> list[Division]:
-    """How a sharded weight is divided, in the order in which that was done.
+    """Return the divisions of a sharded weight, in the order in which they were made.
 
-    Dimensions of the mesh that only replicate the weight divide nothing: replicas work each for themselves.
+    Dimensions of the mesh that only replicate the weight are left out, because each replica works for itself.
 
     Args:
         parameter: a DTensor, as FSDP2 and tensor parallelism make it.
 
     Raises:
-        ValueError: a layout that is not divided dimension by dimension: partial sums, or strides that are not FSDP2's
-            around tensor parallelism.
+        ValueError: the placements do not divide the weight dimension by dimension: partial sums, or strided shards
+            other than those of FSDP2 around tensor parallelism.
     """
     tensor = cast(Any, parameter)
     mesh, placements = tensor.device_mesh, tensor.placements
-    # FSDP2 divides what tensor parallelism left to a rank, though its dimension of the mesh comes first; torch writes
-    # that with a stride over the pieces there were before.
+    # FSDP2 divides what tensor parallelism has left to a rank, although FSDP2's dimension of the mesh comes first.
+    # Torch marks this order with a `split_factor`.
     strided = [at for at, placement in enumerate(placements) if getattr(placement, "split_factor", None)]
     plain = [at for at, placement in enumerate(placements) if hasattr(placement, "dim") and at not in strided]
     shape, divisions = list(parameter.shape), []
@@ -73,25 +74,31 @@ def divisions_of(parameter: Tensor) -> list[Division]:
 
 
 def local_part(tensor: Tensor, divisions: list[Division]) -> Tensor:
-    """The part of a whole tensor, the same on every rank, that belongs to this rank's shard: a view."""
+    """Return this rank's part of a whole tensor, as a view.
+
+    Args:
+        tensor: a tensor with the (global) shape of the divided weight.
+        divisions: how the weight is divided.
+    """
     for division in divisions:
         tensor = tensor.split(division.lengths, division.dim)[division.rank]
     return tensor
 
 
 def to_owners(shards: Tensor, divisions: list[Division]) -> Tensor:
-    """Give each rank some of the weights whole.
+    """Exchange shards so that each rank gets some of the weights whole. All ranks must call this.
 
     Args:
-        shards: this rank's shards of all weights (count, *shard), contiguous.
-        divisions: of the weights.
+        shards: this rank's shards of all weights, (count, *shape of a shard), contiguous.
+        divisions: how each of the weights is divided.
 
     Returns:
-        Those of this rank (owned, *weight): with `ranks` ranks in each group, in order, at most ceil(count / ranks).
+        The weights of this rank, (owned, *shape of a weight), where owned is at most ceil(count / ranks). The ranks own
+        consecutive runs of the weights, in the order of the ranks.
     """
     for division in reversed(divisions):
         counts = chunk_lengths(len(shards), len(division.lengths))
-        shapes = []  # of what comes from each rank
+        shapes = []  # of the piece that each rank sends to this one
         for length in division.lengths:
             shape = [counts[division.rank], *shards.shape[1:]]
             shape[division.dim + 1] = length
@@ -102,8 +109,17 @@ def to_owners(shards: Tensor, divisions: list[Division]) -> Tensor:
 
 
 def to_shards(weights: Tensor, count: int, divisions: list[Division]) -> Tensor:
-    """Undo `to_owners`: this rank's shards (count, *shard) of all weights, where it holds (owned, *weight) whole."""
-    totals = [count]  # of the weights that came into each exchange of `to_owners`, the last division's first
+    """Exchange weights back, the reverse of `to_owners`. All ranks must call this.
+
+    Args:
+        weights: the weights of this rank, (owned, *shape of a weight).
+        count: number of all weights.
+        divisions: how each of the weights is divided.
+
+    Returns:
+        This rank's shards of all weights, (count, *shape of a shard).
+    """
+    totals = [count]  # number of weights at the start of each exchange in `to_owners`, in the order of the exchanges
     for division in reversed(divisions):
         totals.append(chunk_lengths(totals[-1], len(division.lengths))[division.rank])
     for division, total in zip(divisions, reversed(totals[:-1]), strict=True):
@@ -115,7 +131,16 @@ def to_shards(weights: Tensor, count: int, divisions: list[Division]) -> Tensor:
 
 
 def _exchange(pieces: list[Tensor], shapes: list[list[int]], group: Any) -> list[Tensor]:
-    """Send a piece to each rank of a group, and receive one of the given shape from each."""
+    """Send a piece to each rank of a group and receive one from each.
+
+    Args:
+        pieces: the pieces to send, in the order of the ranks.
+        shapes: shape of the piece that comes from each rank.
+        group: the process group.
+
+    Returns:
+        The received pieces in the order of the ranks.
+    """
     sizes = [torch.Size(shape).numel() for shape in shapes]
     sent = torch.cat([piece.flatten() for piece in pieces])
     received = sent.new_empty(sum(sizes))

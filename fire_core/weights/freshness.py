@@ -1,4 +1,4 @@
-"""Whether an optimizer is as a new one: nothing in it is left of earlier training."""
+"""Whether an optimizer is as new: whether it holds nothing from earlier training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
-from fire_core.weights.as_new import Rehearsal, not_as_new
+from fire_core.weights.as_new import Rehearsal, differences_from_new
 from fire_core.weights.masters import Masters, find_masters
 from fire_core.weights.new_optimizer import CannotBuildError
 from fire_core.weights.optimizers import held_optimizers, optimizers_of, parameters_of
@@ -16,11 +16,11 @@ from fire_core.weights.optimizers import held_optimizers, optimizers_of, paramet
 
 @dataclass(frozen=True)
 class Freshness:
-    """What optimizers hold that new ones would not; it is true where there is nothing.
+    """What optimizers hold that new ones would not hold. It is true if there is nothing.
 
     Attributes:
-        problems: a line for each thing: a state, a step counter, an entry of a group, an attribute, a step that differs
-            from a new optimizer's, a master copy that is not its weight.
+        problems: a line for each difference: a state, a step counter, an entry of a group, an attribute, a step that
+            differs from a new optimizer's, or a master copy that differs from its weight.
     """
 
     problems: tuple[str, ...]
@@ -37,21 +37,21 @@ def is_fresh(
 ) -> Freshness:
     """Compare optimizers with new ones of their class and options.
 
-    A new optimizer is built beside each on copies of the parameters, and both take two steps on the same gradients; so
-    first values that are not zero, as Adagrad's sums, Rprop's step sizes and NAdam's product, are what the class makes
-    them. State of zeros counts as none. Nothing that is given changes. Takes the memory of the parameters and states
-    three times.
+    For each optimizer, a new one is built on copies of the parameters, and both take two steps on the same gradients.
+    So first values that are not zero (Adagrad's sums, Rprop's step sizes, NAdam's product) count as new. A state of
+    zeros counts as none. The optimizers and the model are not changed. The comparison takes three times the memory of
+    the parameters and states.
 
     Args:
-        optimizers: one optimizer or several, those inside a wrapper too.
-        model: with it, master copies of half-precision weights are compared with the weights, after rounding.
-        masters: parameter name -> its master, where the optimizer does not say.
+        optimizers: one optimizer or several; optimizers inside a wrapper are compared too.
+        model: if given, master copies of its half-precision weights are compared with the weights, after rounding.
+        masters: from the name of a parameter to its master copy, where the optimizer does not say.
 
     Returns:
-        What is not as new; where no new optimizer can be built, a line says so.
+        What is not as new. If no new optimizer can be built, a line says so.
 
     Raises:
-        TypeError: not optimizers.
+        TypeError: `optimizers` holds something that is no optimizer.
     """
     parts = optimizers_of(optimizers)
     lines = [line for optimizer in parts for line in _problems_of(optimizer)]
@@ -71,19 +71,27 @@ def is_fresh(
 def assert_fresh(
     optimizers: Optimizer | Iterable[Optimizer], model: nn.Module | None = None, masters: Masters | None = None
 ) -> None:
-    """Raise an AssertionError that says what is left of earlier training, if anything is; see `is_fresh`."""
+    """Raise an error if optimizers hold anything from earlier training. The arguments are those of `is_fresh`.
+
+    Raises:
+        AssertionError: they do; the message names each difference from new optimizers.
+        TypeError: `optimizers` holds something that is no optimizer.
+    """
     freshness = is_fresh(optimizers, model, masters)
     if not freshness:
         raise AssertionError(f"the optimizer is not as new:\n{freshness}")
 
 
 def _problems_of(optimizer: Optimizer) -> list[str]:
-    """Lines on what an optimizer still knows; of a wrapper that cannot be built anew, on what is inside."""
-    held = parameters_of([optimizer])
-    if not held:
+    """Return a line for each difference of an optimizer from a new one.
+
+    If no new wrapper can be built, the optimizers inside it are compared instead.
+    """
+    parameters = parameters_of([optimizer])
+    if not parameters:
         return []
     try:
-        return not_as_new(optimizer, held, Rehearsal(optimizer, held))
+        return differences_from_new(optimizer, parameters, Rehearsal(optimizer, parameters))
     except CannotBuildError as error:
         if inner := held_optimizers(optimizer).values():
             return [line for part in inner for line in _problems_of(part)]

@@ -1,4 +1,4 @@
-"""The random generators of a process, kept as they are while somebody else's code runs."""
+"""The random generators of a process, restored after code of others has run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from torch import Tensor
 
 
 @contextmanager
-def kept_generators(tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Put the generators of torch, numpy and Python back at the end to where they were.
+def restored_generators(tensors: Iterable[Tensor] = ()) -> Iterator[None]:
+    """Context that puts the states of torch's, numpy's and Python's random generators back when it ends.
 
     Args:
-        tensors: whose devices' generators are kept beside that of the CPU.
+        tensors: tensors on the CUDA devices whose generators are restored besides that of the CPU.
     """
-    python, numpy = random.getstate(), sys.modules.get("numpy.random")  # without an import, nothing has drawn from it
-    state: Any = None if numpy is None else numpy.get_state()
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy.random")  # if it was not imported, nothing has drawn from it
+    numpy_state: Any = None if numpy is None else numpy.get_state()
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     try:
         with torch.random.fork_rng(list(devices)):
             yield
     finally:
-        random.setstate(python)
+        random.setstate(python_state)
         if numpy is not None:
-            numpy.set_state(state)
+            numpy.set_state(numpy_state)

@@ -43,7 +43,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.adapters import adapted
+from fire_core.weights.adapters import adapted_layer
 from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
@@ -293,7 +293,7 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
 
 def _under_adapters(entries: list[Entry]) -> list[str]:
     """A line on weights that are projected under an adapter that is added to them."""
-    names = [e.name for e in entries if e.action == "project" and e.role != "adapter" and adapted(e.modules)]
+    names = [e.name for e in entries if e.action == "project" and e.role != "adapter" and adapted_layer(e.modules)]
     if not names:
         return []
     return [

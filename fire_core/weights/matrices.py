@@ -1,4 +1,4 @@
-"""The map of a model: which matrices its weights hold, fused ones and stacks too."""
+"""Which matrices the weights of a model hold, including those in fused weights and in stacks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fire_core.weights.topology import unwrap, uses_of
 
 
 class Matrices(Entries):
-    """The matrices of a model in the order of its parameters, each as an `Entry`. Printed it is a table.
+    """The matrices of a model in the order of its parameters, each as an `Entry`. `print` shows them as a table.
 
     Attributes:
-        warnings: one line for each weight that looks fused and is not known, with how to declare it.
+        warnings: a line for each weight that looks fused but is not known; it says how to declare the blocks.
         unread: a line for each weight whose numbers are no matrix: quantised, parametrised, a flat shard.
     """
 
@@ -27,58 +27,71 @@ class Matrices(Entries):
         self.unread = list(unread)
 
     def to_json(self, indent: int | None = None) -> str:
-        """All but the tensors themselves, as JSON text; its fields are described in docs/reference/matrices.md."""
-        found = {"schema": SCHEMA, "version": VERSION, "matrices": self.rows()}
-        return json.dumps(found | {"warnings": self.warnings, "unread": self.unread}, indent=indent)
+        """Return everything except the tensors as JSON text; docs/reference/matrices.md describes its fields.
+
+        Args:
+            indent: number of spaces for each level; None: all on one line.
+        """
+        content = {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "matrices": self.rows(),
+            "warnings": self.warnings,
+            "unread": self.unread,
+        }
+        return json.dumps(content, indent=indent)
 
     @classmethod
     def from_json(cls, text: str, model: nn.Module) -> Matrices:
-        """The matrices that `to_json` wrote, bound to the parameters of a model; nothing of the model is read anew.
+        """Return the matrices that `to_json` wrote, bound to the parameters of a model, which is not read anew.
 
         Args:
-            text: of `to_json`, of this version.
-            model: has parameters of the names and shapes that the text names, as the model that it was written for.
+            text: what `to_json` of this version returned.
+            model: a model with parameters of the names and shapes in the text, as the one that it was written for.
 
         Returns:
-            The same matrices, as `matrices` gives them; their action is "keep".
+            The same matrices as `matrices` returns them; their action is "keep".
 
         Raises:
-            ValueError: the text is of something else or of another version, or a name or a shape is not the model's.
+            ValueError: the text is not from `to_json` or is of another version, or the model has no parameter of a
+                name and shape in it.
         """
-        read = json.loads(text)
-        if not isinstance(read, dict) or (read.get("schema"), read.get("version")) != (SCHEMA, VERSION):
-            said = f"{read.get('schema')}, version {read.get('version')}" if isinstance(read, dict) else "no object"
-            raise ValueError(f"expected the JSON of matrices(model).to_json(), version {VERSION}; got {said}")
-        uses = {use.name: (parameter, use) for parameter, several in uses_of(unwrap(model)) for use in several}
+        content = json.loads(text)
+        if not isinstance(content, dict) or (content.get("schema"), content.get("version")) != (SCHEMA, VERSION):
+            is_object = isinstance(content, dict)
+            got = f"{content.get('schema')}, version {content.get('version')}" if is_object else "no object"
+            raise ValueError(f"expected the JSON of matrices(model).to_json(), version {VERSION}; got {got}")
+        uses = {use.name: (parameter, use) for parameter, its_uses in uses_of(unwrap(model)) for use in its_uses}
         entries = []
-        for row in read["matrices"]:
+        for row in content["matrices"]:
             parameter, _ = uses.get(row["name"], (None, None))
             if parameter is None or list(parameter.shape) != row["stored"]:
                 has = "no such parameter" if parameter is None else f"it as {tuple(parameter.shape)}"
                 raise ValueError(f"{row['name']} {tuple(row['stored'])}: the model has {has}")
-            around = [module for name in row["aliases"] if name in uses for module in uses[name][1].path[1:]]
+            modules = [module for name in row["aliases"] if name in uses for module in uses[name][1].path[1:]]
             fields: dict[str, Any] = {name: row[name] for name in ("name", "role", "block", *CUT)}
             fields |= {"padding": row["padding"], "is_tied": row["is_tied"], "reason": row["note"]}
             fields["rows"] = None if row["rows"] is None else tuple(row["rows"])
-            fields |= {"aliases": tuple(row["aliases"]), "modules": tuple(dict.fromkeys(around))}
+            fields |= {"aliases": tuple(row["aliases"]), "modules": tuple(dict.fromkeys(modules))}
             entries.append(Entry(parameter=parameter, **fields))
-        return cls(entries, read["warnings"], read["unread"])
+        return cls(entries, content["warnings"], content["unread"])
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the table shows and more, a mapping for each matrix: a row of `to_json`."""
+        """Return a mapping for each matrix with the fields of `to_json`, some of which the printed table shows."""
         return [described(entry) for entry in self]
 
     def __str__(self) -> str:
         return "\n".join([text_table(COLUMNS, map(cells, self.rows())), *self.warnings, *self.unread])
 
 
-SCHEMA, VERSION = "fire.matrices", 1  # of `to_json`; the version rises when a field goes or means something else
+SCHEMA, VERSION = "fire.matrices", 1  # of `to_json`; raise the version when a field is removed or changes its meaning
 COLUMNS = ("weight", "role", "d_out x d_in", "count", "rows", "stored")
-CUT = ("kind", "rows", "repeats", "groups", "transposed", "heads", "columns")  # how a matrix lies in its tensor
+# The fields of `Entry` that say how a matrix is stored.
+CUT = ("kind", "rows", "repeats", "groups", "transposed", "heads", "columns")
 
 
 def described(entry: Entry) -> dict[str, Any]:
-    """What a table and JSON show of an entry that holds matrices."""
+    """Return the row of an entry that holds matrices, with the fields of `to_json`."""
     return {
         "name": entry.name,
         "block": entry.block,
@@ -95,7 +108,7 @@ def described(entry: Entry) -> dict[str, Any]:
 
 
 def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return the cells of a row, one for each of `COLUMNS`."""
     rows = "" if row["rows"] is None else f"{row['rows'][0]}:{row['rows'][1]}"
     rows += f" of each of {row['repeats']}" if row["repeats"] > 1 else ""
     label = f"{row['name']}[{row['block']}]" if row["block"] else row["name"]
@@ -104,18 +117,19 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def matrices(model: nn.Module, **options: Any) -> Matrices:
-    """Which matrices the weights of a model hold.
+    """Return the matrices that the weights of a model hold, as `fire_` reads them.
 
-    A fused weight is given block by block (q, k, v; gate, up; the gates of an LSTM), stored transposed or interleaved
-    as it may be; a tied weight comes once, under its first name. What is known is that of `fire_`: declared by the
-    caller or the model, else known, else read off a forward pass, else named as not known.
+    A fused weight has one entry for each block (q, k, v; gate, up; the gates of an LSTM), also if it is stored
+    transposed or its rows are interleaved. A tied weight is listed once, under its first name. How a weight divides is
+    declared by the caller or the model, else known, else read off a forward pass; if it is none of these, a warning
+    says so.
 
     Args:
-        model: any module; DDP and `torch.compile` wrappers are looked through. On the meta device too.
-        **options: of `resolve`: `blocks=`, `transposed=`, `example=`, `layout="heads"`, `strict=True`.
+        model: any module, also on the meta device; DDP and `torch.compile` wrappers are looked through.
+        **options: options of `resolve`: `blocks=`, `transposed=`, `example=`, `layout="heads"`, `strict=True`.
 
     Returns:
-        The matrices; biases, scales and other vectors are not in it.
+        The matrices, without biases, scales and other vectors.
 
     Raises:
         TypeError: `model` is no module.
@@ -129,5 +143,5 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
         raise ValueError(f'layout={options["layout"]!r}: here "heads" alone changes something, the cut by head')
     entries = resolve(model, **options)
     unread = [f"{entry.label}: {entry.reason}" for entry in entries if entry.kind == "locked"]
-    found = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]
-    return Matrices(found, entries.warnings, unread)
+    with_matrices = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]
+    return Matrices(with_matrices, entries.warnings, unread)

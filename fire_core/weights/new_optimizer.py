@@ -1,4 +1,4 @@
-"""A new optimizer of the class and options of one that is given, on other parameters, and steps of it."""
+"""Building new optimizers of the same class and options as a given one, on other parameters, and letting them step."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.weights.generators import kept_generators
+from fire_core.weights.generators import restored_generators
 from fire_core.weights.optimizers import attributes_of, held_optimizers, with_inner
 
-SIZES = (5, 7, 3, 2)  # of a stand-in's dimensions: all different, so that a shape tells what a piece of state is for
-ALIKE = 2  # stand-ins for parameters of one kind in a group: one buffer for several shows
-# How steps are taken: after a backward pass; by a closure; with the graph kept for second derivatives.
+SIZES = (5, 7, 3, 2)  # lengths of a stand-in's dimensions; all differ, so a state's shape shows what each is for
+STAND_INS_PER_KIND = 2  # for parameters of one kind in a group; with two, a buffer that they share can be seen
+# How steps are taken: after a backward pass; with a closure; with the graph kept for second derivatives.
 MODES = ("plain", "closure", "graph")
-OPTION = (bool, int, float, str, tuple)  # what an argument is that an optimizer keeps as an attribute
-OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}  # entries of a group
+OPTION_TYPES = (bool, int, float, str, tuple)  # of an attribute that may hold an argument of the constructor
+# Entries that learning-rate schedulers of torch write into the groups of an optimizer.
+SCHEDULER_ENTRIES = {"initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"}
 
 
 class CannotBuildError(Exception):
@@ -31,15 +32,18 @@ class CannotBuildError(Exception):
 
 
 class Builder:
-    """Builds new optimizers of the class and options of one that is given.
+    """Builds new optimizers of the same class and options as a given one.
 
     Args:
-        optimizer: stays as it is. Around what it holds, a wrapper's new one is built too.
+        optimizer: the given optimizer, which is not changed. If it is a wrapper, the optimizers inside are built anew
+            too.
 
     Attributes:
         parts: the optimizer and those that it holds.
-        options: names of the arguments of their constructors, which are no records of training whatever they hold.
-        records: names of the group entries that a new one must not be given.
+        options: names of the arguments of their constructors; group entries of these names are no records of training.
+        records: names of the group entries that record training and so are not passed to a new optimizer.
+        passes_options_alone: whether a build first tries to pass on only the group entries in `options`; it does
+            until `records` is known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -47,30 +51,30 @@ class Builder:
         self.parts = list(with_inner(optimizer))
         self.options = {name for part in self.parts for name in arguments_of(type(part))}
         self.records: set[str] = set()
-        self.passes_options_alone = True  # until it is known what the records are
+        self.passes_options_alone = True
 
     def build(self, stand_ins: Mapping[int, Tensor]) -> Optimizer:
-        """A new optimizer on stand-ins for its parameters.
+        """Build a new optimizer on stand-ins for the given one's parameters.
 
         Args:
-            stand_ins: `id` of a parameter -> what stands for it; parameters without one are left out.
+            stand_ins: from the `id` of a parameter to its stand-in; parameters without one are left out.
 
         Raises:
-            CannotBuildError: with the reason.
+            CannotBuildError: the constructor needs a value that is not known, or raises an error.
         """
-        ways: list[Callable[[str], bool]] = [
+        filters: list[Callable[[str], bool]] = [  # which group entries to pass on, by name
             lambda name: name not in self.records,
-            lambda name: name not in self.records | OF_SCHEDULERS,
+            lambda name: name not in self.records | SCHEDULER_ENTRIES,
         ]
-        if self.passes_options_alone:  # a class may insist on entries that are no arguments, as use_muon
-            ways.insert(0, lambda name: name in self.options)
+        if self.passes_options_alone:  # not the only way: a class may need entries that are no arguments, as use_muon
+            filters.insert(0, lambda name: name in self.options)
         failure: Exception | None = None
-        for passes in ways:
-            with quiet():
+        for passes in filters:
+            with without_side_effects():
                 try:
                     new: Optimizer = self._build(self.optimizer, stand_ins, passes)
                     if any(group.get("train_mode") for group in self.optimizer.param_groups):
-                        new.train()  # type: ignore[attr-defined]  # schedule-free's
+                        new.train()  # type: ignore[attr-defined]  # of schedule-free optimizers
                 except Exception as error:  # whatever a foreign class may raise
                     failure = error
                     continue
@@ -80,6 +84,17 @@ class Builder:
         raise CannotBuildError(reason or type(failure).__name__) from failure
 
     def _build(self, optimizer: Optimizer, stand_ins: Mapping[int, Tensor], passes: Callable[[str], bool]) -> Any:
+        """Call the constructor of an optimizer's class with what the optimizer shows of its arguments.
+
+        Args:
+            optimizer: the given optimizer or, in a recursion, one that it holds.
+            stand_ins: from the `id` of a parameter to its stand-in.
+            passes: whether a group entry of this name is passed on.
+
+        Raises:
+            CannotBuildError: the value of an argument without a default is not known.
+            Exception: whatever the constructor raises.
+        """
         groups = [
             {key: copy.deepcopy(value) for key, value in group.items() if key != "params" and passes(key)}
             | {"params": [stand_ins[id(p)] for p in group["params"] if id(p) in stand_ins]}
@@ -87,31 +102,31 @@ class Builder:
         ]
         inner, attributes = held_optimizers(optimizer), attributes_of(optimizer)
         defaults = getattr(optimizer, "defaults", {})
-        # Some keep options as attributes, or in an object of such.
+        # Some classes keep options as attributes, or as attributes of an object.
         objects = [attributes, *(vars(value) for value in attributes.values() if hasattr(value, "__dict__"))]
-        values: dict[str, Any] = {}
-        kept: dict[str, Any] = {}
+        values: dict[str, Any] = {}  # of arguments whose values are certain
+        likely_values: dict[str, Any] = {}  # of arguments that have an attribute of the same name
         for position, (name, argument) in enumerate(arguments_of(type(optimizer)).items()):
             wrapped = inner.get(name, inner.get(f"_{name}"))
             if wrapped is None and position == 0 and name != "params" and len(inner) == 1:
                 (wrapped,) = inner.values()
-            if wrapped is not None:  # after the parameters a wrapper takes the class, as SAM does
+            if wrapped is not None:  # a wrapper that is given its parameters takes a class after them, as SAM does
                 values[name] = type(wrapped) if "params" in values else self._build(wrapped, stand_ins, passes)
             elif name == "params" or position == 0:
                 values[name] = groups
-            elif name == "defaults":  # the class has the constructor of all optimizers
+            elif name == "defaults":  # the class inherits the constructor of torch's base class
                 values[name] = copy.deepcopy(defaults)
             elif name in defaults:
                 values[name] = copy.deepcopy(defaults[name])
-            elif candidates := [held[name] for held in objects if isinstance(held.get(name), OPTION)]:
-                kept[name] = candidates[0]
+            elif candidates := [held[name] for held in objects if isinstance(held.get(name), OPTION_TYPES)]:
+                likely_values[name] = candidates[0]
             elif argument.default is argument.empty:
                 raise CannotBuildError(f"the value of its argument {name} is not known")
         try:
-            return type(optimizer)(**values, **kept)
+            return type(optimizer)(**values, **likely_values)
         except Exception:  # an attribute of the same name need not be what the constructor took
             accepted: dict[str, Any] = {}
-            for name, value in kept.items():
+            for name, value in likely_values.items():
                 with suppress(Exception):
                     type(optimizer)(**values, **accepted, **{name: value})
                     accepted[name] = value
@@ -119,29 +134,37 @@ class Builder:
 
 
 def arguments_of(kind: type) -> dict[str, inspect.Parameter]:
-    """The arguments of a class's constructor by name, with those that it passes on as keywords to its parents'."""
+    """Return the arguments of a class's constructor by name.
+
+    If the constructor takes `**keywords`, the optional arguments of its parents' constructors are among them.
+    """
     arguments: dict[str, inspect.Parameter] = {}
     for base in kind.__mro__:
         constructor: Any = vars(base).get("__init__")
         if constructor is None or base is object:
             continue
-        given = list(inspect.signature(constructor).parameters.values())[1:]
-        named = [argument for argument in given if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)]
-        if arguments:  # a parent's: what it needs, the child gives it
+        own = list(inspect.signature(constructor).parameters.values())[1:]  # without `self`
+        named = [argument for argument in own if argument.kind not in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD)]
+        if arguments:  # of a parent, whose required arguments the child passes itself
             named = [argument for argument in named if argument.default is not argument.empty]
         for argument in named:
             arguments.setdefault(argument.name, argument)
-        if all(argument.kind is not argument.VAR_KEYWORD for argument in given):
+        if all(argument.kind is not argument.VAR_KEYWORD for argument in own):
             break
     return arguments
 
 
 def stand_ins_for(parts: Iterable[Optimizer], chosen: set[int]) -> dict[int, Tensor]:
-    """Small parameters that stand for those of optimizers, by `id`: in each group a few of every kind.
+    """Make small parameters that stand for those of optimizers: in each group a few for every kind of parameter.
+
+    A kind is a number of dimensions, dtype, device, whether the parameter is trained and whether it is to be reset.
 
     Args:
         parts: the optimizers.
-        chosen: `id` of each parameter that is to be reset; these and the others are of two kinds.
+        chosen: `id` of each parameter that is to be reset.
+
+    Returns:
+        From the `id` of a parameter to its stand-in; most parameters of a large model have none.
     """
     stand_ins: dict[int, Tensor] = {}
     draw = torch.Generator().manual_seed(0)
@@ -151,7 +174,7 @@ def stand_ins_for(parts: Iterable[Optimizer], chosen: set[int]) -> dict[int, Ten
             for p in group["params"]:
                 kind = p.ndim, p.dtype, p.device, p.requires_grad, id(p) in chosen
                 counts[kind] += 1
-                if counts[kind] <= ALIKE and id(p) not in stand_ins:
+                if counts[kind] <= STAND_INS_PER_KIND and id(p) not in stand_ins:
                     shape = [SIZES[dimension % len(SIZES)] for dimension in range(p.ndim)]
                     numbers = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu")
                     stand_ins[id(p)] = _parameter(numbers.to(p.device, p.dtype), p)
@@ -159,11 +182,12 @@ def stand_ins_for(parts: Iterable[Optimizer], chosen: set[int]) -> dict[int, Ten
 
 
 def copies_of(stand_ins: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Copies of parameters by the same keys."""
+    """Return a copy of each parameter, under the same key."""
     return {key: _parameter(p.detach().clone(), p) for key, p in stand_ins.items()}
 
 
 def _parameter(numbers: Tensor, like: Tensor) -> nn.Parameter:
+    """Return a parameter with these numbers and with the attributes of `like`."""
     new = nn.Parameter(numbers, requires_grad=like.requires_grad)
     vars(new).update(vars(like))  # an optimizer may read there what a parameter is for
     return new
@@ -172,15 +196,18 @@ def _parameter(numbers: Tensor, like: Tensor) -> nn.Parameter:
 def take_steps(
     optimizer: Optimizer, parameters: Iterable[Tensor], count: int, seed: int, mode: str, pull: float = 1.0
 ) -> None:
-    """Some steps on the gradients of pull/2 |p - target|^2, with drawn targets; raises whatever the optimizer does.
+    """Let an optimizer take steps on the loss pull / 2 |p - target|^2 of each parameter, with random targets.
 
     Args:
-        optimizer: changes the parameters.
-        parameters: get gradients; the optimizer's other parameters have none.
-        count: how many steps.
-        seed: of the targets, and of what the optimizer draws itself.
-        mode: one of `MODES`.
-        pull: 0 for gradients of zero.
+        optimizer: the optimizer, which changes the parameters.
+        parameters: those of its parameters that get gradients; the others have none.
+        count: number of steps.
+        seed: seed of the targets, and of random numbers that the optimizer draws itself.
+        mode: how the steps are taken, one of `MODES`.
+        pull: factor of the loss; 0 for gradients of zero.
+
+    Raises:
+        Exception: whatever the optimizer raises.
     """
     draw = torch.Generator().manual_seed(seed)
     pairs = []
@@ -212,20 +239,20 @@ def take_steps(
         p.grad = None
 
 
-def copied(value: Any, twins: Mapping[int, Tensor] | None = None) -> Any:
-    """A copy of what an optimizer holds, without histories; what cannot be copied, as a lock, as it is.
+def deep_copy(value: Any, twins: Mapping[int, Tensor] | None = None) -> Any:
+    """Return a copy of something that an optimizer holds; tensors are detached from their autograd history.
 
     Args:
-        value: whatever it is.
-        twins: `id` of a parameter -> what stands for it in the copy.
+        value: any object. One that cannot be copied, such as a lock, is returned itself.
+        twins: from the `id` of a parameter to what replaces it in the copy.
     """
     twins = {} if twins is None else twins
     if isinstance(value, Tensor):
         return twins.get(id(value), value.detach().clone())
     if type(value) in (list, tuple, set):
-        return type(value)(copied(part, twins) for part in value)
+        return type(value)(deep_copy(part, twins) for part in value)
     if type(value) is dict:
-        return {twin_key(key, twins): copied(part, twins) for key, part in value.items()}
+        return {twin_key(key, twins): deep_copy(part, twins) for key, part in value.items()}
     try:
         return copy.deepcopy(value, dict(twins))
     except Exception:  # whatever a foreign class may raise
@@ -233,31 +260,31 @@ def copied(value: Any, twins: Mapping[int, Tensor] | None = None) -> Any:
 
 
 def twin_key(key: Any, twins: Mapping[int, Tensor]) -> Any:
-    """A key of a mapping; of a parameter, what stands for it."""
+    """Return the key of a mapping for the copy: the replacement of a parameter, any other key itself."""
     return twins.get(id(key), key)
 
 
 def steps_without_states(optimizer: Optimizer, chosen: set[int]) -> bool:
-    """Whether an optimizer that cannot be built makes the states of its parameters at its first step.
+    """Return whether an optimizer that cannot be built makes the missing states of its parameters at its next step.
 
-    A clone is tried that no constructor has seen, on stand-ins for the parameters and without their states.
+    This is tried on a clone, made without its constructor, on stand-ins for the parameters and without their states.
 
     Args:
-        optimizer: stays as it is.
+        optimizer: the optimizer, which is not changed.
         chosen: `id` of each parameter that is to be reset.
     """
     for mode in MODES:
         stand_ins = stand_ins_for([optimizer], chosen)
-        with quiet():
+        with without_side_effects():
             try:
                 clone: Any = object.__new__(type(optimizer))
                 for name, value in attributes_of(optimizer).items():
                     if name not in ("state", "param_groups") and not isinstance(value, nn.Module):
-                        # without hooks, which are the user's and would act
-                        setattr(clone, name, OrderedDict() if name.endswith("_hooks") else copied(value, stand_ins))
+                        # The hooks are left out: they are the user's, and a step of the clone would call them.
+                        setattr(clone, name, OrderedDict() if name.endswith("_hooks") else deep_copy(value, stand_ins))
                 clone.state = defaultdict(dict)
                 clone.param_groups = [
-                    {key: copied(value) for key, value in group.items() if key != "params"}
+                    {key: deep_copy(value) for key, value in group.items() if key != "params"}
                     | {"params": [stand_ins[id(p)] for p in group["params"] if id(p) in stand_ins]}
                     for group in optimizer.param_groups
                 ]
@@ -269,16 +296,20 @@ def steps_without_states(optimizer: Optimizer, chosen: set[int]) -> bool:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without warnings, compilation and hooks of all optimizers; with the caller's random numbers kept as they are."""
+def without_side_effects() -> Iterator[None]:
+    """Context in which optimizers can be built and step without the caller noticing.
+
+    Warnings, compilation and the hooks that torch calls for all optimizers are off. At the end the hooks and the random
+    generators are as they were.
+    """
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    of_torch = vars(sys.modules[Optimizer.__module__])
-    hooks = [of_torch.get(f"_global_optimizer_{when}_hooks", {}) for when in ("pre", "post")]
-    registered = [dict(by_number) for by_number in hooks]  # those of every optimizer are the user's, and would act
+    torch_module = vars(sys.modules[Optimizer.__module__])
+    hooks = [torch_module.get(f"_global_optimizer_{when}_hooks", {}) for when in ("pre", "post")]
+    registered = [dict(by_number) for by_number in hooks]
     try:
         for by_number in hooks:
             by_number.clear()
-        with warnings.catch_warnings(), eager, kept_generators(), torch.inference_mode(False), torch.no_grad():
+        with warnings.catch_warnings(), eager, restored_generators(), torch.inference_mode(False), torch.no_grad():
             warnings.simplefilter("ignore")
             yield
     finally:

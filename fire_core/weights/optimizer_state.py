@@ -1,10 +1,10 @@
 """Reset what an optimizer has stored about given parameters.
 
-After a projection the momentum of a weight belongs to a place where the weight no longer is. The paper starts a new
-optimizer at each phase; inside a run, only the state of the projected weights is stale, and only that is reset here.
+After a projection the momentum of a weight belongs to the values before it. The paper starts a new optimizer at each
+phase. Within a run only the state of the projected weights is stale, and only that is reset here.
 
-Of the optimizers of torch it is known what they keep. Of all others it is learnt from a new one (`as_new`), and after
-the reset stand-ins have to step as those of a new optimizer do; if they do not, a warning says so.
+What the optimizers of torch store is known. For all others it is learnt from a new optimizer (`as_new`). The reset is
+then rehearsed on small stand-ins, which have to step as those of a new optimizer do; a warning says if they do not.
 """
 
 from __future__ import annotations
@@ -24,25 +24,33 @@ from fire_core.errors import FireWarning
 from fire_core.weights import distributed
 from fire_core.weights.as_new import (
     ABSENT,
-    MASTER,
+    MASTER_KEY,
     Contents,
     Knowledge,
     Rehearsal,
-    not_as_new,
-    same,
+    are_equal,
+    changed_differently,
+    differences_from_new,
+    list_differences,
     state_of,
-    steps_differ,
-    what_differs,
 )
-from fire_core.weights.new_optimizer import Builder, CannotBuildError, copies_of, quiet, steps_without_states
+from fire_core.weights.new_optimizer import (
+    Builder,
+    CannotBuildError,
+    copies_of,
+    steps_without_states,
+    without_side_effects,
+)
 from fire_core.weights.optimizers import attributes_of, held_optimizers, optimizers_of, parameters_of, with_inner
 
 Rows = Tensor | slice | Sequence[int]
-# State of torch's optimizers that has the weight's shape and does not begin at zero: by name the group's option ...
-_FIRST_VALUES = {"sum": "initial_accumulator_value", "step_size": "lr"}  # of Adagrad and Rprop
-_WEIGHTS = {"ax"}  # ... or a copy of the weight: ASGD's average
-# The same of optimizers of which no new one can be built: schedule-free's, and slow weights.
-_COPIES = {
+# State of torch's optimizers that has the weight's shape and does not begin at zero. From the name of the state to the
+# option of the group that is its first value, in Adagrad and Rprop:
+_OPTION_OF_FIRST_VALUE = {"sum": "initial_accumulator_value", "step_size": "lr"}
+_COPIES_OF_WEIGHT = {"ax"}  # states that begin as a copy of the weight: ASGD's average
+# States that begin as a copy of the weight in optimizers of which no new one can be built: those of schedule-free
+# optimizers, and slow weights.
+_COPIES_IN_UNKNOWN = {
     "z",
     "lookahead_slow_buff",
     "slow_param",
@@ -65,58 +73,64 @@ def reset_optimizer_state(
     """Make optimizers treat parameters as if they had never seen them; all other state stays as it is.
 
     The next step then changes these parameters exactly as a new optimizer with the same settings would, step counters
-    and bias correction included. Works with every optimizer of `torch.optim` in its foreach, fused and capturable
+    and bias correction included. It works with every optimizer of `torch.optim` in its foreach, fused and capturable
     variants, with the optimizers inside a wrapper or a chain (Lookahead, accelerate, Lightning, Megatron's chained
-    ones), and with optimizers of other packages: a new one of the same class is built on small stand-ins, which shows
-    what its constructor makes and what its steps change, and the reset is rehearsed on them. A `FireWarning` says
-    where the steps after it are not those of a new optimizer, as where a counter belongs to a whole group of which only
-    some parameters are reset; and where no new one can be built, so that state is set to zero in place.
+    optimizers), and with optimizers of other packages. For these, a new optimizer of the same class is built on small
+    stand-ins for the parameters. It shows what the constructor makes and what steps change, and the reset is rehearsed
+    on it. A `FireWarning` says if the steps after the reset are not those of a new optimizer, for example because a
+    counter belongs to a whole group of which only some parameters are reset; and if no new optimizer can be built, so
+    that the state is set to zero in place.
 
-    With `rows`, only these rows of the state (moments, slow weights) get their first values: for methods that replace
-    single units. The step counter belongs to the whole parameter and is kept. A parameter with state that has no such
-    rows (8 bits, factored, a preconditioner), or whose first value does not show, is reset whole, which a
-    `FireWarning` says.
+    With `rows`, only these rows of the state (moments, slow weights) get their first values, for methods that replace
+    single units. The step counter belongs to the whole parameter and is kept. If a parameter has state without such
+    rows (8 bits, factored, a preconditioner), or the first values cannot be learnt, its whole state is reset, and a
+    `FireWarning` says so.
 
     Args:
-        optimizers: one optimizer or several; a parameter that an optimizer does not hold is passed over.
-        params: the parameters, tied ones once or twice alike.
-        rows: index, boolean mask or slice along `dim`, the same for all `params`; None for the whole state.
+        optimizers: one optimizer or several; a parameter that an optimizer does not hold is ignored there.
+        params: the parameters; a tied one may be listed once or several times.
+        rows: index, boolean mask or slice along `dim`, the same for all `params`; None: reset the whole state.
         dim: the dimension that `rows` counts along: 0 for the outputs of a layer, 1 for its inputs.
-        verify: build a new optimizer of the same kind beside each, on copies of the parameters, and warn of what is not
-            as in the new one: states, entries of groups, attributes, or the change of a parameter by two steps on the
-            same gradients. Takes the memory of the parameters and states three times.
+        verify: build a new optimizer of the same class for each, on copies of the parameters, and warn of every
+            difference from it: states, entries of groups, attributes, and the change of a parameter by two steps on the
+            same gradients. This takes three times the memory of the parameters and states.
 
     Returns:
         How many (optimizer, parameter) states were reset.
 
     Raises:
-        TypeError: not optimizers, or not a list of parameters (a module, one bare tensor, names).
-        ValueError: `rows` that a parameter does not have; `verify` with `rows`, whose other rows are not new.
+        TypeError: `optimizers` holds something that is no optimizer, or `params` is no list of parameters (a module,
+            one bare tensor, names).
+        ValueError: a parameter does not have these `rows`; or `verify` is given with `rows`, although the other rows
+            are not new.
     """
     if verify and rows is not None:
         raise ValueError("verify compares whole parameters with those of a new optimizer: not with rows=")
-    optimizers, unique = optimizers_of(optimizers), _parameters(params)
+    optimizers, parameters = optimizers_of(optimizers), _parameters(params)
     reset = StateReset(optimizers)
     if rows is None:
-        reset.whole(unique.values())
+        reset.whole(parameters.values())
     else:
-        reset.rows(unique.values(), rows, dim)
+        reset.rows(parameters.values(), rows, dim)
     notes = list(reset.notes)
     if verify:
         if not reset.count and any(part.state for part in with_inner(*optimizers)):
             notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
-        notes += [line for optimizer in optimizers for line in _verified(optimizer, set(unique))]
+        notes += [line for optimizer in optimizers for line in _verified(optimizer, set(parameters))]
     for note in dict.fromkeys(notes):
         warnings.warn(note, FireWarning, stacklevel=2)
     return reset.count
 
 
 def _verified(optimizer: Optimizer, chosen: set[int]) -> list[str]:
-    """Lines on what an optimizer still knows of parameters; of a wrapper that cannot be built, on what is inside."""
+    """Return a line for each difference from a new optimizer that concerns the parameters with these `id`s.
+
+    If no new wrapper can be built, the optimizers inside it are compared instead.
+    """
     if not parameters_of([optimizer]) & chosen:
         return []
     try:
-        return not_as_new(optimizer, chosen, Rehearsal(optimizer, chosen))
+        return differences_from_new(optimizer, chosen, Rehearsal(optimizer, chosen))
     except CannotBuildError as error:
         if inner := held_optimizers(optimizer).values():
             return [line for part in inner for line in _verified(part, chosen)]
@@ -124,15 +138,16 @@ def _verified(optimizer: Optimizer, chosen: set[int]) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Unit:
-    """What is reset together: an optimizer that no other one wraps, or a wrapper and what it holds.
+class ResetUnit:
+    """Optimizers that are reset together: one that no other wraps, or a wrapper with those that it holds.
 
     Attributes:
         parts: the optimizer and those that it holds.
-        builder: of new ones; None for an optimizer of torch, and where none can be built.
-        knowledge: of each part, with a builder.
-        rehearsal: where whole parameters are to be reset, with a builder.
-        problem: why none can be built; empty otherwise.
+        builder: builds new ones; None for an optimizer of torch, and if no new one can be built.
+        knowledge: what was learnt of each part; empty without a builder.
+        rehearsal: the rehearsal of a reset of whole parameters; None without a builder, or for a reset of rows whose
+            knowledge was cached.
+        problem: why no new one can be built; "" otherwise.
     """
 
     parts: list[Optimizer]
@@ -142,18 +157,19 @@ class Unit:
     problem: str = ""
 
 
-# What was learnt of optimizers for resets of rows, which some methods do at every step; and for which parameters.
-_LEARNT: WeakKeyDictionary[Optimizer, tuple[object, list[Knowledge]]] = WeakKeyDictionary()
+# What was learnt of optimizers for resets of rows, which some methods do at every step; with it the kinds of their
+# parameters, for which it is valid.
+_KNOWLEDGE_CACHE: WeakKeyDictionary[Optimizer, tuple[object, list[Knowledge]]] = WeakKeyDictionary()
 
 
 class StateReset:
     """Resets the states of parameters in optimizers, in one or several calls.
 
     Args:
-        optimizers: all that train the parameters.
+        optimizers: all optimizers that train the parameters.
 
     Attributes:
-        notes: what the caller must know, in order and once each.
+        notes: lines for warnings, each once, as the keys of a dictionary in the order in which they arose.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -163,47 +179,54 @@ class StateReset:
 
     @property
     def count(self) -> int:
-        """How many (optimizer, parameter) states were reset, in whole or in part."""
+        """Number of (optimizer, parameter) states that were reset so far, wholly or in part."""
         return len(self._states)
 
     @torch.no_grad()
     def whole(self, params: Iterable[Tensor]) -> None:
-        """Reset whole parameters."""
+        """Reset the whole states of parameters."""
         chosen = {id(p) for p in params}
         for optimizer in self.optimizers:
-            for unit in _units(optimizer, chosen):
-                with torch.inference_mode(False):  # else training could not write to what is new
+            for unit in _reset_units(optimizer, chosen):
+                with torch.inference_mode(False):  # training could not write to tensors made in inference mode
                     self._reset_unit(unit, chosen, id(optimizer))
 
     @torch.no_grad()
     def rows(self, params: Iterable[Tensor], rows: Rows, dim: int = 0) -> None:
-        """Reset rows of parameters along `dim`; see `reset_optimizer_state`.
+        """Reset rows of the states of parameters; the arguments are those of `reset_optimizer_state`.
 
         Raises:
-            ValueError: rows that a parameter does not have; nothing is changed.
+            ValueError: a parameter does not have these rows; nothing is changed.
         """
-        unique = _parameters(params)
+        parameters = _parameters(params)
         if not isinstance(rows, slice):
             rows = rows if isinstance(rows, Tensor) else torch.tensor(rows, device="cpu")
-            rows = rows if rows.numel() else rows.long()  # [] is float
-        for p in unique.values():
+            rows = rows if rows.numel() else rows.long()  # an empty list makes a float tensor
+        for p in parameters.values():
             _check_rows(rows, p, dim)
         for optimizer in self.optimizers:
-            for unit in _units(optimizer, set(unique), rows=True):
+            for unit in _reset_units(optimizer, set(parameters), rows=True):
                 with torch.inference_mode(False):
                     for number, part in enumerate(unit.parts):
                         for index, group in enumerate(part.param_groups):
                             for p in group["params"]:
-                                if id(p) in unique and state_of(part, p):
+                                if id(p) in parameters and state_of(part, p):
                                     self._states.add((id(optimizer), id(p)))
                                     self._reset_rows(unit, number, index, p, rows, dim)
 
-    def _reset_unit(self, unit: Unit, chosen: set[int], owner: int) -> None:
-        had = {id(p) for part in unit.parts for p in _with_state(part)}
+    def _reset_unit(self, unit: ResetUnit, chosen: set[int], owner: int) -> None:
+        """Reset whole parameters in the optimizers of a unit, and note what stays.
+
+        Args:
+            unit: the optimizers.
+            chosen: `id` of each parameter.
+            owner: `id` of the optimizer that the caller named, for the count.
+        """
+        had_state = {id(p) for part in unit.parts for p in _with_state(part)}
         problem, parameters = unit.problem, parameters_by_id(unit.parts, chosen)
         if unit.builder is not None and unit.rehearsal is not None:
             try:
-                kept = _rehearsed(unit.rehearsal, chosen)
+                kept = _rehearse(unit.rehearsal, chosen)
                 _reset_learnt(unit.parts, unit.builder, unit.knowledge, parameters)
                 self._note_what_is_left(unit.parts, unit.rehearsal, chosen, kept)
             except CannotBuildError as error:
@@ -213,13 +236,21 @@ class StateReset:
                 self._reset_blindly(part, chosen, problem)
             elif unit.builder is None:
                 _reset_known(part, chosen)
-        # Of all its parameters LBFGS keeps one history, under the first.
-        shared = set() if problem else had - {id(p) for part in unit.parts for p in _with_state(part)}
-        self._states |= {(owner, key) for key in (had & chosen) | shared}
+        # LBFGS keeps one history for all its parameters, in the state of the first.
+        shared = set() if problem else had_state - {id(p) for part in unit.parts for p in _with_state(part)}
+        self._states |= {(owner, key) for key in (had_state & chosen) | shared}
 
     def _note_what_is_left(
         self, parts: Sequence[Optimizer], rehearsal: Rehearsal, chosen: set[int], kept: Sequence[str]
     ) -> None:
+        """Note what a reset could not make new, so that the next steps are not those of a new optimizer.
+
+        Args:
+            parts: the optimizers that were reset.
+            rehearsal: their rehearsal.
+            chosen: `id` of each parameter that was reset.
+            kept: what `_rehearse` returned.
+        """
         name = type(parts[0]).__name__
         records, lines = _left_in_groups(parts, rehearsal, chosen)
         if rehearsal.failure:
@@ -227,29 +258,37 @@ class StateReset:
                 f"takes no step on stand-ins ({rehearsal.failure}), so that it is not known what its steps change: "
                 "what it keeps outside of the states of the parameters stays"
             )
-        if what := dict.fromkeys([*kept, *records]):
+        if left := dict.fromkeys([*kept, *records]):
             lines.append(
-                f"keeps {', '.join(what)}, so that its next steps are not those of a new one: it belongs to several "
+                f"keeps {', '.join(left)}, so that its next steps are not those of a new one: it belongs to several "
                 "parameters of which only some were reset, or no reset reaches it. Reset all parameters of the group, "
                 "put those to change into a group of their own, or build a new optimizer"
             )
         self.notes |= dict.fromkeys(f"{name} {line}" for line in lines)
 
     def _reset_blindly(self, part: Optimizer, chosen: set[int], problem: str) -> None:
-        """Reset an optimizer of which no new one can be built, so that its next step finds what it needs."""
+        """Reset an optimizer of which no new one can be built: remove the states, or set them to zero in place.
+
+        They are removed only if a clone has shown that the next step makes them again.
+
+        Args:
+            part: the optimizer, without those that it wraps.
+            chosen: `id` of each parameter.
+            problem: why no new one can be built.
+        """
         makes_states_anew = steps_without_states(part, chosen)
         for group in part.param_groups:
             for p in group["params"]:
                 state: Any = part.state.get(p) if id(p) in chosen else None
-                if makes_states_anew and isinstance(state, dict) and MASTER not in state:
+                if makes_states_anew and isinstance(state, dict) and MASTER_KEY not in state:
                     del part.state[p]
                     continue
                 if not isinstance(state, dict):
                     _zeroed(state)
                     continue
                 for key, value in state.items():
-                    if key != MASTER:
-                        is_copy = key in _COPIES and isinstance(value, Tensor) and value.shape == p.shape
+                    if key != MASTER_KEY:
+                        is_copy = key in _COPIES_IN_UNKNOWN and isinstance(value, Tensor) and value.shape == p.shape
                         state[key] = value.copy_(p) if is_copy else _zeroed(value)
         self.notes[
             f"{type(part).__name__} was reset without knowing what a new one holds ({problem}): the states of the "
@@ -257,12 +296,21 @@ class StateReset:
             "groups, stays. Build a new optimizer instead"
         ] = None
 
-    def _reset_rows(self, unit: Unit, number: int, index: int, p: Tensor, rows: Tensor | slice, dim: int) -> None:
-        """Give rows of a parameter's state their first values; where that cannot be done, reset the state whole."""
+    def _reset_rows(self, unit: ResetUnit, number: int, index: int, p: Tensor, rows: Tensor | slice, dim: int) -> None:
+        """Give rows of a parameter's state their first values; if these are not known, reset its whole state.
+
+        Args:
+            unit: the optimizers.
+            number: index in `unit.parts` of the one that holds the parameter.
+            index: index of the parameter's group.
+            p: the parameter.
+            rows: index, boolean mask or slice.
+            dim: the dimension that `rows` counts along.
+        """
         part = unit.parts[number]
-        state = {key: value for key, value in state_of(part, p).items() if key != MASTER}
+        state = {key: value for key, value in state_of(part, p).items() if key != MASTER_KEY}
         single = {key for key, value in state.items() if _is_single(value)}
-        first = _first_rows(unit, number, index, p)
+        first = _first_values(unit, number, index, p)
         without_rows = [key for key in state if key not in single and key not in first]
         if without_rows:
             problem = unit.problem
@@ -282,7 +330,7 @@ class StateReset:
             return
         for key, beginning in first.items():
             value = state[key]
-            # writing to rows of a DTensor would write to a copy
+            # A DTensor is gathered first, because writing to its rows would write to a copy.
             gathered = distributed.full(value).clone() if distributed.is_sharded(value) else value
             if isinstance(beginning, Tensor):
                 beginning = distributed.full(beginning).detach().to(gathered.dtype).transpose(0, dim)
@@ -293,97 +341,118 @@ class StateReset:
                 distributed.write_(value, gathered)
 
 
-def _units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> Iterator[Unit]:
-    """An optimizer, and what it holds, as what is reset together; nothing if it holds none of the chosen parameters."""
+def _reset_units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> Iterator[ResetUnit]:
+    """Yield the units in which an optimizer, and those that it holds, are reset.
+
+    Args:
+        optimizer: the optimizer; if it holds none of the chosen parameters, nothing is yielded.
+        chosen: `id` of each parameter that is to be reset.
+        rows: whether single rows are to be reset.
+    """
     if not parameters_of([optimizer]) & chosen:
         return
     parts = list(with_inner(optimizer))
     if all(type(part).__module__.startswith(("torch.optim.", "fire_core.")) for part in parts):
-        yield from (Unit([part]) for part in parts)
+        yield from (ResetUnit([part]) for part in parts)
         return
     kinds = [{(p.ndim, p.dtype, p.device) for p in group["params"]} for part in parts for group in part.param_groups]
-    learnt = _LEARNT.get(optimizer) if rows and isinstance(optimizer, Optimizer) else None
-    if learnt is not None and learnt[0] == kinds:
+    cached = _KNOWLEDGE_CACHE.get(optimizer) if rows and isinstance(optimizer, Optimizer) else None
+    if cached is not None and cached[0] == kinds:
+        knowledge = cached[1]
         builder = Builder(optimizer)
-        builder.records, builder.passes_options_alone = learnt[1][0].records, False
-        yield Unit(parts, builder, learnt[1])
+        builder.records, builder.passes_options_alone = knowledge[0].records, False
+        yield ResetUnit(parts, builder, knowledge)
         return
     try:
         rehearsal = Rehearsal(optimizer, chosen, rows)
-        yield Unit(parts, rehearsal.builder, rehearsal.knowledge, rehearsal)
-        # Other first values than zero and the weight are options, which may change.
+        yield ResetUnit(parts, rehearsal.builder, rehearsal.knowledge, rehearsal)
+        # First values other than zero and the weight come from options, which may change, so they are not cached.
         beginnings = [first for known in rehearsal.knowledge for first in known.beginnings.values()]
         if rows and isinstance(optimizer, Optimizer) and all(first in (0.0, "weight") for first in beginnings):
-            _LEARNT[optimizer] = kinds, rehearsal.knowledge
+            _KNOWLEDGE_CACHE[optimizer] = kinds, rehearsal.knowledge
     except CannotBuildError as error:
         inner = list(held_optimizers(optimizer).values())
         for part in inner:
-            yield from _units(part, chosen, rows)
+            yield from _reset_units(part, chosen, rows)
         if not inner or (optimizer.state and all(optimizer.state is not part.state for part in inner)):
-            yield Unit([optimizer], problem=f"none can be built: {error}")
+            yield ResetUnit([optimizer], problem=f"none can be built: {error}")
 
 
 def parameters_by_id(parts: Iterable[Optimizer], chosen: set[int]) -> dict[int, Tensor]:
-    """Those parameters of optimizers whose `id` is chosen."""
-    every = (p for part in parts for group in part.param_groups for p in group["params"])
-    return {id(p): p for p in every if id(p) in chosen}
+    """Return the parameters of optimizers whose `id` is in `chosen`, by that `id`."""
+    parameters = (p for part in parts for group in part.param_groups for p in group["params"])
+    return {id(p): p for p in parameters if id(p) in chosen}
 
 
 def _with_state(part: Optimizer) -> list[Tensor]:
+    """Return the parameters for which an optimizer keeps a state."""
     return [p for group in part.param_groups for p in group["params"] if state_of(part, p)]
 
 
 def _parameters(params: Iterable[Tensor]) -> dict[int, Tensor]:
+    """Return parameters by their `id`, each once.
+
+    Raises:
+        TypeError: `params` is a module or a single tensor, or holds something that is no tensor.
+    """
     if isinstance(params, nn.Module):
         raise TypeError("params is a module: give its parameters, module.parameters()")
     if isinstance(params, Tensor):
         raise TypeError("params is one tensor, over whose rows a loop would go: give a list, [parameter]")
-    several = list(params)
-    for p in several:
+    as_list = list(params)
+    for p in as_list:
         if not isinstance(p, Tensor):
             raise TypeError(f"params holds {p!r}, which is no parameter: give tensors, as in model.parameters()")
-    return {id(p): p for p in several}
+    return {id(p): p for p in as_list}
 
 
 def _check_rows(rows: Tensor | slice, p: Tensor, dim: int) -> None:
-    held = p.shape[dim] if dim < p.ndim else 0
+    """Check that a parameter has these rows along a dimension.
+
+    Raises:
+        ValueError: it has not, or an index is no whole number.
+    """
+    count = p.shape[dim] if dim < p.ndim else 0
     if isinstance(rows, slice):
         fits = dim < p.ndim
     elif rows.dtype == torch.bool:
-        fits = rows.shape == (held,)
-    else:  # those on a GPU would have to be waited for
+        fits = rows.shape == (count,)
+    else:  # an index on a GPU is not read, since that would wait for the device
         fits = not rows.is_floating_point() and (
-            rows.device.type != "cpu" or all(-held <= row < held for row in rows.flatten().tolist())
+            rows.device.type != "cpu" or all(-count <= row < count for row in rows.flatten().tolist())
         )
     if not fits:
         raise ValueError(f"rows: a parameter of shape {tuple(p.shape)} lacks some of them along dim={dim}")
 
 
-# ------------------------------------------------------------------------------------------- of optimizers of torch
+# ---------------------------------------------------------------------------------------------- optimizers of torch
 
 
 def _reset_known(part: Optimizer, chosen: set[int]) -> None:
-    """Reset parameters in an optimizer of torch: all make their state at the first step, but for Adagrad."""
+    """Reset the parameters with these `id`s in an optimizer of torch.
+
+    The states are removed, since all of torch's optimizers but Adagrad make them at the first step.
+    """
     for group in part.param_groups:
-        held = [p for p in group["params"] if part.state.get(p)]
-        mine = [p for p in held if id(p) in chosen]
+        with_state = [p for p in group["params"] if part.state.get(p)]
+        to_reset = [p for p in with_state if id(p) in chosen]
         if isinstance(part, torch.optim.LBFGS) and any(id(p) in chosen for p in group["params"]):
-            mine = held
-        for p in mine:
+            to_reset = with_state  # its one history is of all parameters together
+        for p in to_reset:
             state = part.state[p]
-            # A captured CUDA graph holds the addresses of these tensors, so they stay and become zero.
+            # A captured CUDA graph holds the addresses of these tensors, so they are set to zero in place.
             captured = group.get("capturable") and set(state) <= {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
             if isinstance(part, torch.optim.Adagrad):
                 state["step"].zero_()
                 state["sum"].fill_(group["initial_accumulator_value"])
-            elif captured or MASTER in state:
-                state.update({key: _zeroed(value) for key, value in state.items() if key != MASTER})
+            elif captured or MASTER_KEY in state:
+                state.update({key: _zeroed(value) for key, value in state.items() if key != MASTER_KEY})
             else:
                 del part.state[p]
 
 
 def _zeroed(value: Any) -> Any:
-    """Numbers set to zero, in place where that can be; words, flags and other objects as they are."""
+    """Return a value of a state with its numbers set to zero, in place if possible; other objects stay as they are."""
     if isinstance(value, Tensor):
         return value.zero_()
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -397,14 +466,18 @@ def _zeroed(value: Any) -> Any:
     return value
 
 
-# ------------------------------------------------------------------------------------------ of optimizers of others
+# ------------------------------------------------------------------------------------------ optimizers of others
 
 
-def _rehearsed(rehearsal: Rehearsal, chosen: set[int]) -> list[str]:
-    """Reset the trained stand-ins, and let them step beside a new optimizer.
+def _rehearse(rehearsal: Rehearsal, chosen: set[int]) -> list[str]:
+    """Reset the trained stand-ins of a rehearsal, and compare their next steps with those of a new optimizer.
+
+    Args:
+        rehearsal: the rehearsal; its `trained` optimizer is changed.
+        chosen: `id` of each parameter that is to be reset.
 
     Returns:
-        What it keeps that a new one has otherwise, if its steps are not those of a new one; else nothing.
+        If the steps differ, the names of what the reset optimizer holds differently from a new one; else nothing.
 
     Raises:
         CannotBuildError: its next step would fail.
@@ -413,26 +486,32 @@ def _rehearsed(rehearsal: Rehearsal, chosen: set[int]) -> list[str]:
         return []
     copies = rehearsal.copies
     trained = list(with_inner(rehearsal.trained))
-    mine = {key: p for key, p in copies.items() if key in chosen}
-    _reset_learnt(trained, rehearsal.builder, rehearsal.knowledge, mine)
+    to_reset = {key: p for key, p in copies.items() if key in chosen}
+    _reset_learnt(trained, rehearsal.builder, rehearsal.knowledge, to_reset)
     fresh = copies_of(copies)
     new = rehearsal.builder.build(fresh)
     pairs = {key: (copies[key], fresh[key]) for key in copies}
-    ours = [pairs[key] for key in copies if key in chosen]
-    kept = what_differs(rehearsal.trained, new, ours, rehearsal.options)
+    reset_pairs = [pairs[key] for key in to_reset]
+    kept = list_differences(rehearsal.trained, new, reset_pairs, rehearsal.options)
     try:
-        different = steps_differ(rehearsal.trained, new, pairs.values(), {id(p) for p, _ in ours}, rehearsal.mode)
+        compared = {id(p) for p in to_reset.values()}
+        different = changed_differently(rehearsal.trained, new, pairs.values(), compared, rehearsal.mode)
     except Exception as error:  # whatever a foreign class may raise
         raise CannotBuildError(f"its next step would fail: {type(error).__name__}: {error}") from error
     return kept or ["something outside of its groups and states"] if different else []
 
 
 def _left_in_groups(parts: Sequence[Optimizer], rehearsal: Rehearsal, chosen: set[int]) -> tuple[list[str], list[str]]:
-    """What is not as new in the groups of parameters that were reset.
+    """Return what is not as new in the groups of parameters that were reset.
+
+    Args:
+        parts: the optimizers that were reset.
+        rehearsal: their rehearsal.
+        chosen: `id` of each parameter that was reset.
 
     Returns:
-        Records of training, such as counters, which may show themselves later than in two steps; and lines on entries
-        that are no arguments and have another value than at first, though no step was seen to change them.
+        Names of records of training, such as counters, whose effect two steps may not show; and lines on entries that
+        are no arguments of a constructor and do not have their first value, although no step was seen to change them.
     """
     records: list[str] = []
     lines: list[str] = []
@@ -442,10 +521,10 @@ def _left_in_groups(parts: Sequence[Optimizer], rehearsal: Rehearsal, chosen: se
         for group, first in zip(part.param_groups, known.first.groups, strict=True):
             if any(id(p) in chosen for p in group["params"]):
                 for key in known.records & group.keys():
-                    if _is_single(group[key]) and not same(group[key], first.get(key, ABSENT)):
+                    if _is_single(group[key]) and not are_equal(group[key], first.get(key, ABSENT)):
                         records.append(f"{key} of a group")
                 for key in unknown & group.keys():
-                    if not same(group[key], defaults[key]):
+                    if not are_equal(group[key], defaults[key]):
                         lines.append(f"has {key}={group[key]!r} in a group, a new one {defaults[key]!r}: it stays")
     return sorted(set(records)), sorted(set(lines))
 
@@ -453,16 +532,16 @@ def _left_in_groups(parts: Sequence[Optimizer], rehearsal: Rehearsal, chosen: se
 def _reset_learnt(
     parts: Sequence[Optimizer], builder: Builder, knowledge: Sequence[Knowledge], parameters: Mapping[int, Tensor]
 ) -> None:
-    """Reset parameters in optimizers as stand-ins have shown that it is done.
+    """Reset parameters in optimizers as stand-ins have shown.
 
     Args:
-        parts: an optimizer and those that it holds: those of the builder, or trained stand-ins.
-        builder: of new ones.
-        knowledge: of each part.
-        parameters: what is to be reset, by the `id` of the parameters of the builder's optimizer.
+        parts: an optimizer and those that it holds: the user's, or the trained one of a rehearsal.
+        builder: builds new optimizers of that class.
+        knowledge: what was learnt of each part.
+        parameters: the parameters of `parts` that are to be reset, by the `id` of the user's parameters.
 
     Raises:
-        CannotBuildError: no new one can be built on copies of these parameters.
+        CannotBuildError: no new optimizer can be built on copies of these parameters.
     """
     firsts = [known.first for known in knowledge]
     new: list[Optimizer | None] = [None for _ in parts]
@@ -476,15 +555,19 @@ def _reset_learnt(
     for part, known, first, new_part in zip(parts, knowledge, firsts, new, strict=True):
         is_whole = []
         for group in part.param_groups:
-            held = [p for p in group["params"] if state_of(part, p)] or group["params"]
-            is_whole.append(all(id(p) in ids for p in held))
+            with_state = [p for p in group["params"] if state_of(part, p)] or group["params"]
+            is_whole.append(all(id(p) in ids for p in with_state))
             for p in group["params"]:
                 if id(p) in ids and state_of(part, p):
                     _renew_state(part, p, state_of(new_part, twins[id(p)]) if new_part is not None else {})
         twin_pairs = [(p, twins.get(id(p))) for p in parameters.values()]
         by_parameter = {
             *(key for key in known.common if _renew_by_parameter(part.state[key], new_part, key, twin_pairs)),
-            *(n for n in known.attributes if _renew_by_parameter(getattr(part, n, None), new_part, n, twin_pairs)),
+            *(
+                name
+                for name in known.attributes
+                if _renew_by_parameter(getattr(part, name, None), new_part, name, twin_pairs)
+            ),
         }
         for group, new_group, group_is_whole in zip(part.param_groups, first.groups, is_whole, strict=True):
             if group_is_whole:
@@ -502,7 +585,10 @@ def _reset_learnt(
 
 
 def _has_large_tensors(known: Knowledge) -> bool:
-    """Whether a new one keeps tensors as large as parameters outside of their states, where steps change them."""
+    """Return whether a new optimizer holds tensors of more than one number outside of the parameters' states.
+
+    Only tensors that steps change count. On stand-ins they have other sizes, so a new one must be built on full copies.
+    """
     firsts = [first.get(name) for first in known.first.groups for name in known.records]
     firsts += [known.first.attributes.get(name) for name in known.attributes]
     firsts += [known.first.common.get(key) for key in known.common]
@@ -510,6 +596,7 @@ def _has_large_tensors(known: Knowledge) -> bool:
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield all tensors in nested mappings, lists and tuples."""
     if isinstance(value, Tensor):
         yield value
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -518,6 +605,13 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _renew_state(part: Optimizer, p: Tensor, new: Mapping[Any, Any]) -> None:
+    """Give the state of a parameter its first values.
+
+    Args:
+        part: the optimizer.
+        p: a parameter for which it keeps a state.
+        new: the state in a new optimizer, as `state_of` returns it.
+    """
     state: Any = part.state[p]
     if not isinstance(state, dict):
         if None in new:
@@ -526,8 +620,9 @@ def _renew_state(part: Optimizer, p: Tensor, new: Mapping[Any, Any]) -> None:
             del part.state[p]
         return
     for key in [*state, *(key for key in new if key not in state)]:
-        if key != MASTER:
-            if MASTER in state and key not in new:  # a state that is not empty is taken for complete
+        if key != MASTER_KEY:
+            # The master keeps the state from being removed, and an optimizer takes one that is not empty for complete.
+            if MASTER_KEY in state and key not in new:
                 state[key] = _zeroed(state[key])
             else:
                 _renew(state, key, new)
@@ -538,20 +633,20 @@ def _renew_state(part: Optimizer, p: Tensor, new: Mapping[Any, Any]) -> None:
 def _renew_by_parameter(
     held: Any, new_part: Optimizer | None, name: Any, pairs: Iterable[tuple[Tensor, Tensor | None]]
 ) -> bool:
-    """Give the entries of parameters their first values in a mapping by parameter, or by `id` of a parameter.
+    """Give the entries of parameters their first values in a mapping whose keys are parameters or their `id`s.
 
     Args:
-        held: an attribute of an optimizer, or a part of its state that belongs to no parameter.
-        new_part: a new optimizer, with the same attribute or part of the state.
-        name: of the attribute, or key in the state.
-        pairs: parameters that are reset, and those of the new optimizer.
+        held: an attribute of an optimizer, or a piece of its state that belongs to no single parameter.
+        new_part: a new optimizer with the same attribute or piece of state; None: first values are not needed.
+        name: name of the attribute, or key of the piece of state.
+        pairs: the parameters that are reset, each with its counterpart in the new optimizer.
 
     Returns:
-        Whether it is such a mapping.
+        Whether `held` is such a mapping.
     """
     if not isinstance(held, dict):
         return False
-    for kind in (Tensor, int):  # a tensor and a number are not compared: that would be done element by element
+    for kind in (Tensor, int):  # one after the other: comparing a tensor with a number compares each element
         keys = {key if kind is int else id(key) for key in held if isinstance(key, kind)}
         chosen = [(p, q) for p, q in pairs if id(p) in keys]
         new: Any = {} if new_part is None else attributes_of(new_part).get(name) or new_part.state.get(name) or {}
@@ -568,7 +663,7 @@ def _renew_by_parameter(
 
 
 def _renew(held: Any, key: Any, first: Mapping[Any, Any]) -> None:
-    """Give an entry its first value; one that the first step makes is removed."""
+    """Give an entry of a mapping its value in `first`, or remove it if it is not there: the first step makes it."""
     if key in first:
         held[key] = _renewed(held.get(key), first[key])
     else:
@@ -576,7 +671,7 @@ def _renew(held: Any, key: Any, first: Mapping[Any, Any]) -> None:
 
 
 def _renewed(old: Any, new: Any) -> Any:
-    """The new value, in the old one's memory where it has its shape."""
+    """Return a value equal to `new`, in the memory of `old` if type, dtype and shape are the same."""
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         if old.shape == new.shape and old.dtype == new.dtype and type(old) is type(new):
             return old.copy_(new)
@@ -594,38 +689,51 @@ def _renewed(old: Any, new: Any) -> Any:
 
 
 def _is_single(value: object) -> bool:
-    """Whether a piece of state is one number, a word or a flag, which belongs to the whole parameter."""
+    """Return whether a piece of state is one number, a text or a flag, which belongs to the whole parameter."""
     if isinstance(value, Tensor):
         return value.numel() == 1
     return not isinstance(value, list | tuple | dict | set)
 
 
-def _first_rows(unit: Unit, number: int, index: int, p: Tensor) -> dict[Any, Tensor | float]:
-    """The first values of the pieces of state that hold a number for each of the weight's, where they are known."""
+def _first_values(unit: ResetUnit, number: int, index: int, p: Tensor) -> dict[Any, Tensor | float]:
+    """Return the first values of those pieces of a parameter's state that have its shape, if they are known.
+
+    Args:
+        unit: the optimizers.
+        number: index in `unit.parts` of the one that holds the parameter.
+        index: index of the parameter's group.
+        p: the parameter.
+
+    Returns:
+        From the key of a piece of state to its first value, a number or a tensor of the parameter's shape.
+    """
     part = unit.parts[number]
-    state = {key: value for key, value in state_of(part, p).items() if key != MASTER and _has_rows(value, p)}
+    state = {key: value for key, value in state_of(part, p).items() if key != MASTER_KEY and _has_rows(value, p)}
+    first: dict[Any, Tensor | float] = {}
     if unit.builder is None:
         options = part.param_groups[index]
         if unit.problem:
             return {}
-        return {key: p if key in _WEIGHTS else options.get(_FIRST_VALUES.get(key, ""), 0.0) for key in state}
+        for key in state:
+            option = _OPTION_OF_FIRST_VALUE.get(key, "")
+            first[key] = p if key in _COPIES_OF_WEIGHT else options.get(option, 0.0)
+        return first
     known = unit.knowledge[number]
     shaped = [key for key in state if known.shaped.get((index, p.ndim, key))]
-    first: dict[Any, Tensor | float] = {}
     for key in shaped:
         beginning = known.beginnings.get((index, p.ndim, key))
         if beginning is not None:
             first[key] = p if isinstance(beginning, str) else beginning
     if known.constructs:
         copies = copies_of({id(p): p})
-        with quiet():
+        with without_side_effects():
             new = list(with_inner(unit.builder.build(copies)))[number]
         first |= {key: value for key, value in state_of(new, copies[id(p)]).items() if key in shaped}
     return first
 
 
 def _has_rows(value: object, p: Tensor) -> bool:
-    """Whether a piece of state has the weight's shape, in plain numbers."""
+    """Return whether a piece of state is a plain tensor of floating-point numbers with the parameter's shape."""
     if not isinstance(value, Tensor) or value.numel() == 1:
         return False
     is_plain = type(value) in (Tensor, nn.Parameter) or distributed.is_sharded(value)
@@ -633,18 +741,19 @@ def _has_rows(value: object, p: Tensor) -> bool:
 
 
 def fill_rows_(tensor: Tensor, rows: Tensor | slice, value: Tensor | float, dim: int = 0) -> None:
-    """Write a value to rows along `dim`, in place.
+    """Write a value to rows of a tensor, in place.
 
     Args:
-        tensor: what is written to.
-        rows: index, slice, or a boolean mask, with which no number is read from the device.
-        value: a number; beside an index, rows; beside a mask, a tensor of the whole shape.
+        tensor: the tensor to write to.
+        rows: an index, a slice or a boolean mask of shape (number of rows,). With a mask nothing is read from the
+            device.
+        value: a number, or a tensor with `dim` moved to the front: with a mask all rows, else only those in `rows`.
         dim: the dimension that `rows` counts along.
     """
     front = tensor.transpose(0, dim)
     if isinstance(rows, Tensor) and rows.dtype == torch.bool:
         front.copy_(torch.where(rows.to(tensor.device).view(-1, *[1] * (tensor.ndim - 1)), value, front))
     elif isinstance(rows, Tensor) and not isinstance(value, Tensor):
-        front.index_fill_(0, rows, value)  # an assignment would send the number to the device, and wait
+        front.index_fill_(0, rows, value)  # an assignment would copy the number to the device, and wait
     else:
         front[rows] = value

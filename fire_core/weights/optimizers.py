@@ -1,4 +1,4 @@
-"""Optimizers as they are given to us: one or several, wrapped or chained, and the parameters that they hold."""
+"""Optimizers as users have them, one or several, wrapped or chained; and the parameters that they hold."""
 
 from __future__ import annotations
 
@@ -10,50 +10,60 @@ from torch.optim import Optimizer
 
 
 def optimizers_of(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
-    """One optimizer or several as a list.
+    """Return one optimizer, or several, as a list.
 
     Raises:
-        TypeError: something that is no optimizer.
+        TypeError: `optimizers` is or holds something that is no optimizer.
     """
     is_single = is_optimizer(optimizers) or isinstance(optimizers, nn.Module) or not isinstance(optimizers, Iterable)
-    several = [optimizers] if is_single else list(cast(Iterable[Optimizer], optimizers))
-    for optimizer in several:
+    as_list = [optimizers] if is_single else list(cast(Iterable[Optimizer], optimizers))
+    for optimizer in as_list:
         if not is_optimizer(optimizer):
             raise TypeError(f"expected an optimizer (with param_groups and state), got {type(optimizer).__name__}")
-    return cast(list[Optimizer], several)
+    return cast(list[Optimizer], as_list)
 
 
-def is_optimizer(thing: object) -> TypeGuard[Optimizer]:
-    """By what it has: wrappers need not inherit from `Optimizer`. A class is none."""
-    return hasattr(thing, "param_groups") and hasattr(thing, "state") and not isinstance(thing, type)
+def is_optimizer(candidate: object) -> TypeGuard[Optimizer]:
+    """Return whether an object has the attributes of an optimizer; wrappers need not inherit from `Optimizer`."""
+    return hasattr(candidate, "param_groups") and hasattr(candidate, "state") and not isinstance(candidate, type)
 
 
-def attributes_of(thing: object) -> dict[str, Any]:
-    """The attributes of an object by name, those in slots too."""
-    slots = [name for base in type(thing).__mro__ for name in _names(vars(base).get("__slots__", ()))]
-    return {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})
+def attributes_of(instance: object) -> dict[str, Any]:
+    """Return the attributes of an object by name, including those in slots."""
+    slots = [name for base in type(instance).__mro__ for name in _slot_names(vars(base).get("__slots__", ()))]
+    in_slots = {name: getattr(instance, name) for name in slots if hasattr(instance, name)}
+    return in_slots | getattr(instance, "__dict__", {})
 
 
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
+def _slot_names(slots: str | Iterable[str]) -> Iterable[str]:
+    """Return the names in a class's `__slots__`, which may be a single one, without Python's own."""
     names = [slots] if isinstance(slots, str) else slots
     return [name for name in names if not name.startswith("__")]
 
 
 def held_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
-    """The optimizers that one holds as attributes, by name; those in lists and mappings by name and place."""
+    """Return the optimizers in an optimizer's attributes, and in lists and mappings there.
+
+    Returns:
+        From `name` or, in a list or mapping, `name[key]` to the optimizer.
+    """
     inner: dict[str, Optimizer] = {}
     for name, value in attributes_of(optimizer).items():
-        places = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-        )
-        for place, part in [("", value), *((f"[{key}]", part) for key, part in places)]:
+        if is_optimizer(value):
+            inner[name] = value
+        items: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, dict):
+            items = value.items()
+        elif isinstance(value, list | tuple):
+            items = enumerate(value)
+        for key, part in items:
             if is_optimizer(part):
-                inner[f"{name}{place}"] = part
+                inner[f"{name}[{key}]"] = part
     return inner
 
 
 def with_inner(*optimizers: Optimizer) -> Iterator[Optimizer]:
-    """Optimizers and those that they hold, by whatever names: a wrapper's one, a chain's several; each once."""
+    """Yield optimizers and, after each, the optimizers that it holds, at any depth; each once."""
     visited: set[int] = set()
     queue: list[Any] = [*reversed(optimizers)]
     while queue:
@@ -65,25 +75,25 @@ def with_inner(*optimizers: Optimizer) -> Iterator[Optimizer]:
 
 
 def parameters_of(optimizers: Iterable[Optimizer]) -> set[int]:
-    """`id` of every parameter that optimizers hold, also those inside a wrapper."""
+    """Return the `id` of every parameter that optimizers hold, including those inside a wrapper."""
     return {id(p) for part in with_inner(*optimizers) for group in part.param_groups for p in group["params"]}
 
 
-def holding(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Optimizer]:
-    """Those of some optimizers that hold at least one of these parameters."""
+def optimizers_that_hold(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> list[Optimizer]:
+    """Return those of `optimizers` that hold at least one of `parameters`."""
     wanted = {id(p) for p in parameters}
     return [optimizer for optimizer in optimizers if parameters_of([optimizer]) & wanted]
 
 
 def hold_all(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> bool:
-    """Whether the optimizers hold every one of these parameters; a method may have put in new ones."""
+    """Return whether optimizers hold all of these parameters; they do not after a method has put new ones in."""
     return {id(p) for p in parameters} <= parameters_of(optimizers)
 
 
 def set_rate_factor(optimizer: Optimizer, factor: float) -> None:
-    """Every group's learning rate to `factor` times the one that it began with (kept as `initial_lr`).
+    """Set every group's learning rate to `factor` times its first one, which is kept in the group as `initial_lr`.
 
-    A rate that is a tensor, as a CUDA graph reads it, stays this tensor.
+    A rate that is a tensor is changed in place, because a CUDA graph reads this very tensor.
     """
     for group in optimizer.param_groups:
         rate = group["lr"]

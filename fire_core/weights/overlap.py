@@ -11,11 +11,11 @@ from fire_core.weights import distributed
 
 
 def overlapping(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
-    """Pairs of names whose tensors share at least one number; the same tensor under two names is no pair.
+    """Yield the pairs of names whose tensors share at least one number; one tensor under two names is no pair.
 
     Args:
-        named: (name, tensor) pairs; of sharded tensors what this process holds of them. Tensors without memory that
-            can be asked for (on the meta device, packed) are passed over.
+        named: (name, tensor) pairs. Of a sharded tensor the shard of this process is compared. Tensors whose memory is
+            not known (on the meta device, packed) are left out.
     """
     by_storage: dict[int, list[tuple[str, Tensor, int, int]]] = {}
     visited: set[int] = set()
@@ -25,42 +25,43 @@ def overlapping(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, str]
             visited.add(id(tensor))
             storage, start, stop = extent
             by_storage.setdefault(storage, []).append((name, distributed.local(tensor), start, stop))
+    # In the order of their starts, a tensor is compared only with those before it that end behind its start.
     for members in by_storage.values():
-        if len(members) < 2:
-            continue
         members.sort(key=lambda member: member[2])
-        open_members: list[tuple[str, Tensor, int, int]] = []
+        reaching: list[tuple[str, Tensor, int, int]] = []
         for member in members:
-            open_members = [other for other in open_members if other[3] > member[2]]
-            for other in open_members:
-                if share_numbers(other[1], member[1]):
-                    yield other[0], member[0]
-            open_members.append(member)
+            name, tensor, start, _ = member
+            reaching = [other for other in reaching if other[3] > start]
+            for other_name, other_tensor, _, _ in reaching:
+                if share_numbers(other_tensor, tensor):
+                    yield other_name, name
+            reaching.append(member)
 
 
-def share_numbers(some: Tensor, other: Tensor) -> bool:
-    """Whether two tensors share at least one byte of memory."""
-    extents = _extent(some), _extent(other)
-    if extents[0] is None or extents[1] is None or extents[0][0] != extents[1][0]:
+def share_numbers(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors share at least one byte of memory; False if their memory is not known."""
+    extent, other_extent = _extent(first), _extent(second)
+    if extent is None or other_extent is None:
         return False
-    start, stop = max(extents[0][1], extents[1][1]), min(extents[0][2], extents[1][2])
-    if start >= stop:
+    storage, start, stop = extent
+    other_storage, other_start, other_stop = other_extent
+    if storage != other_storage or max(start, other_start) >= min(stop, other_stop):
         return False
-    if some.is_contiguous() and other.is_contiguous():
+    if first.is_contiguous() and second.is_contiguous():
         return True
-    begin, end = min(extents[0][1], extents[1][1]), max(extents[0][2], extents[1][2])
-    touched = torch.zeros(end - begin, dtype=torch.bool, device="cpu")
-    _bytes_of(touched, some, extents[0][1] - begin).fill_(True)
-    return bool(_bytes_of(touched, other, extents[1][1] - begin).any())
+    begin = min(start, other_start)
+    touched = torch.zeros(max(stop, other_stop) - begin, dtype=torch.bool, device="cpu")  # by the first, byte for byte
+    _bytes_of(touched, first, start - begin).fill_(True)
+    return bool(_bytes_of(touched, second, other_start - begin).any())
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two places of a tensor are one number in memory, as in an expanded tensor or one of sliding windows."""
+    """Return whether two places of a tensor are one number in memory, as in an expanded tensor or sliding windows."""
     extent = _extent(tensor)
     if extent is None:
         return False
     steps = sorted((step, size) for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1)
-    reach = 0  # the farthest of the positions along the dimensions so far
+    reach = 0  # the largest position that the dimensions so far can reach
     nested = True
     for step, size in steps:
         nested &= step > reach
@@ -75,7 +76,7 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int, int] | None:
-    """The address of a tensor's storage, and where in it the tensor begins and ends, in bytes; None if unknown."""
+    """Return (address of a tensor's storage, start, stop), the last two in bytes within it; None if not known."""
     try:
         if tensor.layout != torch.strided or tensor.numel() == 0 or tensor.device.type == "meta":
             return None
@@ -90,7 +91,13 @@ def _extent(tensor: Tensor) -> tuple[int, int, int] | None:
 
 
 def _bytes_of(touched: Tensor, tensor: Tensor, start: int) -> Tensor:
-    """The places of a tensor's bytes in a map of memory."""
+    """Return the view of `touched` that has the bytes of a tensor, of shape (*tensor.shape, bytes of a number).
+
+    Args:
+        touched: a flag for each byte of a piece of memory.
+        tensor: a tensor in that memory.
+        start: the index in `touched` of the tensor's first byte.
+    """
     size = tensor.element_size()
     strides = [step * size for step in tensor.stride()]
     return touched.as_strided((*tensor.shape, size), (*strides, 1), start)

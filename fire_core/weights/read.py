@@ -26,7 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from fire_core.weights.entry import Cut
-from fire_core.weights.generators import kept_generators
+from fire_core.weights.generators import restored_generators
 from fire_core.weights.outside import kept_outside
 from fire_core.weights.topology import is_linear, unwrap, width, words
 
@@ -265,7 +265,7 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     detach_histories((args, kwargs), twins)
     arguments = copy.deepcopy((args, kwargs), twins)  # a pass may write to its input
-    with eager, kept_generators(weights), torch.inference_mode(False), torch.enable_grad(), watch:
+    with eager, restored_generators(weights), torch.inference_mode(False), torch.enable_grad(), watch:
         clone(*arguments[0], **arguments[1])
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts, products = {}, {}
@@ -487,7 +487,7 @@ def equals_plain(module: nn.Module) -> bool:
         reference: Any = kind.forward
         x = _input_of(copied)
         times = 3 if isinstance(module, nn.MultiheadAttention) else 1
-        with kept_outside(copied), kept_generators([x]), torch.inference_mode(False), torch.no_grad():
+        with kept_outside(copied), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
             expected = _tensors(reference(copied, *[x] * times))[0]
             for count in dict.fromkeys((1, times)):
                 with suppress(Exception):  # whatever somebody's layer raises on arguments that it does not take
