@@ -57,6 +57,8 @@ def held_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
         elif isinstance(value, list | tuple):
             items = enumerate(value)
         for key, part in items:
+            # Only an optimizer's key is written out: those of `state` are parameters, whose text takes long, and on a
+            # GPU waits for the device.
             if is_optimizer(part):
                 inner[f"{name}[{key}]"] = part
     return inner

@@ -325,6 +325,22 @@ class Outside(torch.optim.SGD):
         return super().step(closure)
 
 
+def test_a_reset_writes_no_parameter_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter is a key of `state`; to write it out takes long, and on a GPU waits for the device."""
+    model = nn.Linear(3, 4)
+    optimizer = Adam(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+
+    def refuse(*given: object) -> str:
+        raise AssertionError("a tensor was written out")
+
+    for name in ("__format__", "__repr__"):
+        monkeypatch.setattr(Tensor, name, refuse)
+    reset_optimizer_state(optimizer, [model.weight], rows=[1])
+    fire_(model, optimizer=optimizer)
+
+
 def test_verify_names_what_it_cannot_see():
     model = nn.Linear(4, 3)
     used = Outside(model.parameters())
