@@ -48,7 +48,10 @@ ROOMS = ("conf", "fire_core", "harness", "vision", "language", "rl", "analysis",
 OVER_ALL = [
     "tests/added.py",
     "tests/methods/test_halve.py",
-    "tests/methods/test_options_matter.py",
+    *(  # of this test each method is a case, and those that were there are run in the clone itself
+        f"tests/methods/test_options_matter.py::test_every_number_has_an_effect_and_a_resume_has_none[{method}]"
+        for method in ("halve", "shrink_step")
+    ),
     "tests/options/test_options.py",
     "tests/harness/config/test_cli.py::test_help_lists_what_the_program_can_take",
     "tests/harness/tune/test_space.py",
