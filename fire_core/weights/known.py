@@ -86,7 +86,6 @@ timm.focalnet.FocalModulation | f | q,context=dim gates=focal_level+1
 FocalNetModulation | projection_in | q,context=rows-focal_level-1/2 gates=focal_level+1
 GraniteSpeech5EncoderConvolutionModule | pointwise_lin1 | value gate
 Phi4MultimodalAudioGluPointWiseConv | ext_pw_conv_1d | up gate
-DFineGate Deimv2Gate | gate | first second
 
 *Experts | gate_up_proj | is_concatenated ? gate up ; rows/2: gate up | mlp transposed:is_transposed
 *Experts | up_proj down_proj | | mlp transposed:is_transposed

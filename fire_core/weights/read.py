@@ -320,7 +320,8 @@ def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], p
 
 
 def _arguments_of(module: nn.Module, x: Tensor) -> Iterator[tuple[Any, ...]]:
-    """What a module may be called with: one tensor, then the same for each argument that it must have, or None."""
+    """What a module may be called with: one tensor, then the same for each argument that it must have, or None, or for
+    each argument a share of the features, as of a gate that joins its two inputs first."""
     yield (x,)
     try:
         parameters = [*inspect.signature(module.forward).parameters.values()]
@@ -331,6 +332,7 @@ def _arguments_of(module: nn.Module, x: Tensor) -> Iterator[tuple[Any, ...]]:
     if 1 < len(needed) < 5:
         yield (x,) * len(needed)
         yield (x, *[None] * (len(needed) - 1))
+        yield from (x.chunk(len(needed), dim) for dim in (-1, 1) if x.shape[dim] % len(needed) == 0)
 
 
 def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:

@@ -5,8 +5,14 @@ of which only this is known: whose layers' outputs they carry, which part of the
 model is run.
 
 A layer's output is *cut* where parts of it along the feature axis then meet different operations: queries, keys and
-values, a gate and what it gates, a mean and a variance. It is not cut by a view into heads, nor where parts that were
-taken apart are put together again (rotary positions), nor by an index along another axis (`x[:, -1]`).
+values, a gate and what it gates, a mean and a variance. Nor are they one matrix where the operation is the same and
+what else takes part in it is not: one half scales x and the other half scales y, as in `g * x + r * y`. It is not cut
+by a view into heads, nor where parts that were taken apart are put together again (rotary positions), nor by an index
+along another axis (`x[:, -1]`).
+
+So that "something else" has a meaning, every tensor has a number: two tensors have the same one if the same expression
+of the same tensors gives them. What a part was scaled by or added to is first a `Note` that travels with the result. It
+counts once the result is used, and is dropped where the parts are put together again.
 """
 
 from __future__ import annotations
@@ -37,6 +43,25 @@ FEATURES, SHARE, OTHER, MIXED, UNSURE = "F", "f", "o", "m", "?"  # kinds of axes
 
 
 @dataclass(frozen=True)
+class Note:
+    """What a part of a layer's output was combined with on its way: an operation, and the number of the other tensor.
+
+    Attributes:
+        key, part: of the layer and of the part of its output.
+        call: the number of the output that was cut; None where parts of several outputs were added up.
+        operation: what it met.
+    """
+
+    key: int
+    part: Part
+    call: int | None
+    operation: tuple[Any, ...]
+
+
+Notes = frozenset[Note]
+
+
+@dataclass(frozen=True)
 class Flow:
     """A tensor that carries outputs of layers.
 
@@ -44,20 +69,29 @@ class Flow:
         origins: (weight, part) of each layer whose outputs it carries.
         axes: the kinds of its last axes; None where they are not known.
         is_open: whether an unknown number of other axes comes before them.
-        scaled: whether it was multiplied with something that is no layer's output.
+        notes: what parts were combined with on the way, which does not count yet.
+        calls: (weight, number of the output that was cut) of its parts.
+        is_stacked: whether parts lie side by side in it along a new axis, so that a view puts them together again.
+        number: equal for equal expressions; 0 where it has none yet.
     """
 
     origins: frozenset[tuple[int, Part]]
     axes: tuple[str, ...] | None = (FEATURES,)
     is_open: bool = True
-    scaled: bool = False
+    notes: Notes = frozenset()
+    calls: frozenset[tuple[int, int]] = frozenset()
+    is_stacked: bool = False
+    number: int = field(default=0, compare=False)
 
 
 class Unknown:
-    """A value of which nothing is known; of a tensor perhaps how many axes it has."""
+    """A value of which nothing is known; of a tensor perhaps how many axes it has.
 
-    def __init__(self, axes: int | None = None) -> None:
-        self.axes = axes
+    It has a number and may carry notes as a `Flow` does: scores of attention carry what queries met keys.
+    """
+
+    def __init__(self, axes: int | None = None, notes: Notes = frozenset(), number: int = 0) -> None:
+        self.axes, self.notes, self.number, self.is_stacked = axes, notes, number, False
 
 
 @dataclass(frozen=True)
@@ -211,6 +245,7 @@ class SourceReader:
         self.in_turn: set[nn.Module] = set()  # lists of modules that are called one after the other
         self.reads_input: set[int] = set()  # weights of layers that are given what no layer made
         self.rows: dict[int, int] = {}  # features of each layer
+        self._numbers: dict[tuple[Any, ...], int] = {}  # of expressions; see `number`
         for layer in filter(is_linear, model.modules()):
             weight = layer._parameters.get("weight")
             if weight is not None:
@@ -233,14 +268,20 @@ class SourceReader:
     def _use(self, key: int) -> LayerUse:
         return self.uses.setdefault(key, LayerUse())
 
-    def _meet(self, value: Any, *operation: Any) -> None:
-        """Note that a value meets an operation."""
-        for flow in _flows(value):
+    def _pass_through(self, value: Any, *operation: Any) -> None:
+        """Note that a value meets an operation on each number by itself, whose result is followed further."""
+        for path, flow in _placed_flows(value):
             for key, part in flow.origins:
-                signature = self._use(key).signatures.setdefault(part, set())
-                signature.add(operation)
-                if flow.scaled:
-                    signature.add(("scaled",))
+                self._use(key).signatures.setdefault(part, set()).add((*operation, *path))
+
+    def _meet(self, value: Any, *operation: Any) -> None:
+        """Note that an operation uses a value. Values within a tuple, a list or a mapping meet it in different places.
+
+        What the value was combined with before counts from now on.
+        """
+        self._pass_through(value, *operation)
+        for note in _notes_of(value):
+            self._use(note.key).signatures.setdefault(note.part, set()).add(note.operation)
 
     def _escape(self, value: Any, *operation: Any) -> None:
         """Note that a value goes where it cannot be followed."""
@@ -249,16 +290,73 @@ class SourceReader:
             for key, _ in flow.origins:
                 self._use(key).escapes = True
 
+    def number(self, value: Any) -> int:
+        """A number that two values share if the same expression of the same values gives them."""
+        if isinstance(value, Unknown):
+            value.number = value.number or self._number_of("unknown", len(self._numbers))
+            return value.number
+        if isinstance(value, Flow):
+            return value.number or self._number_of("flow", value.origins, value.axes)
+        if isinstance(value, (tuple, list)):
+            return self._number_of("several", *map(self.number, value))
+        if isinstance(value, dict):
+            return self._number_of("mapping", *value, *map(self.number, value.values()))
+        if isinstance(value, slice):
+            return self._number_of("slice", *map(self.number, (value.start, value.stop, value.step)))
+        if isinstance(value, Method):
+            return self._number_of("method", self.number(value.owner), value.name)
+        if isinstance(value, Inner):
+            return self._number_of("function", id(value.node))
+        if isinstance(value, Shape):
+            return self._number_of("shape", self.number(value.tensor))
+        if isinstance(value, Parts):
+            return self._number_of("parts", self.number(value.flow), value.where)
+        if isinstance(value, (*_PLAIN, Weight, Size, Rest)):
+            return self._number_of("plain", type(value).__name__, value)
+        return self._number_of("object", type(value).__name__, id(value))
+
+    def _number_of(self, *expression: Any) -> int:
+        return self._numbers.setdefault(expression, len(self._numbers) + 1)
+
+    def numbered(self, value: Any, *expression: Any) -> Any:
+        """The value of an expression with the expression's number.
+
+        What is not followed further carries the notes of that from which it was computed.
+
+        Args:
+            value: what the expression gives.
+            expression: what kind it is, and the values in it.
+        """
+        if isinstance(value, Unknown) and not value.number:
+            notes = _notes_of(expression)
+            value.number = self._number_of(*map(self.number, expression))
+            value.notes |= notes
+            value.is_stacked = bool(notes) and any(part.is_stacked for part in _tensors(expression))
+        elif isinstance(value, Flow) and not value.number:
+            return replace(value, number=self._number_of(*map(self.number, expression)))
+        return value
+
+    def noted(self, value: Any, *operation: Any) -> Any:
+        """A tensor with a note that its parts met an operation."""
+        if not isinstance(value, Flow):
+            return value
+        calls = dict(value.calls)
+        several = len(calls) < len(value.calls)
+        notes = {Note(key, part, None if several else calls.get(key), operation) for key, part in value.origins if part}
+        return replace(value, notes=value.notes | notes)
+
+    def noted_beside(self, given: Sequence[Any], *operation: Any) -> Notes:
+        """Notes of the tensors among the arguments of a call: each meets it in its place, beside the others."""
+        notes: set[Note] = set()
+        for slot, value in enumerate(given):
+            if isinstance(value, Flow):
+                beside = (self.number(other) for other in given if other is not value and _is_tensor(other))
+                notes |= _notes_of(self.noted(value, *operation, slot, *beside))
+        return frozenset(notes)
+
     def _leave(self, result: Any) -> None:
         """Note what a forward pass returns to somebody unknown."""
-        if isinstance(result, (tuple, list)) and len(result) > 1:
-            for slot, value in enumerate(result):
-                self._escape(value, "returned", slot)
-        elif isinstance(result, dict):
-            for slot, value in result.items():
-                self._escape(value, "returned", slot)
-        else:
-            self._escape(result, "returned", 0)
+        self._escape(result, "returned")
 
     def _take(self, flow: Flow, axis: int | None, which: Any, where: Any, node: ast.AST, context: Context) -> Flow:
         """A part of a flow along an axis; the flow itself where the axis holds no features."""
@@ -273,7 +371,10 @@ class SourceReader:
             use.spans.setdefault(taken, (context.filename, first, last))
             use.signatures.setdefault(taken, set())
             origins.add((key, taken))
-        return altered(flow, origins=frozenset(origins))
+        number = self.number(flow)
+        calls = frozenset((key, number) for key, part in flow.origins if not part) | flow.calls
+        number = self._number_of("part", number, self.number(which))
+        return altered(flow, origins=frozenset(origins), calls=calls, number=number)
 
     # ---------------------------------------------------------------------------------------------------- the modules
 
@@ -292,13 +393,20 @@ class SourceReader:
         if source is None:
             self._escape(given, "module", id(module))
             return Unknown()
+        notes: Notes = frozenset()
         if any(is_linear(part) for part in module.modules()):
             # What a module with layers of its own does with its input is no matter of the layer before it.
             self._escape(given, "module", id(module))
-            args = [Unknown(_axes_of([value])) if _flows(value) else value for value in args]
-            kwargs = {key: Unknown(_axes_of([value])) if _flows(value) else value for key, value in kwargs.items()}
+            notes = self.noted_beside(given, "module", id(module))
+            args = [self._from_outside(value) for value in args]
+            kwargs = {key: self._from_outside(value) for key, value in kwargs.items()}
         context = Context(file_of(function), owner, module, type(module).__name__)
-        return self._call_function(source, outer_names(function), [module, *args], kwargs, context)
+        result = self._call_function(source, outer_names(function), [module, *args], kwargs, context)
+        return _with_notes(result, notes)
+
+    def _from_outside(self, value: Any) -> Any:
+        """What a module with layers of its own sees of a value that other layers made."""
+        return Unknown(_axes_of([value]), number=self.number(value)) if _flows(value) or _notes_of(value) else value
 
     def _call_layer(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """A linear layer or a convolution: its output carries it."""
@@ -405,7 +513,12 @@ _SAME = words(
     "checkpoint_name div_ neg_ as_tensor constrain requires_grad interpolate pin_memory refine_names "
     "rename"
 )
+_CASTS = words(
+    "contiguous clone float half double bfloat16 to type type_as cuda cpu detach dropout data checkpoint_name"
+)
 _JOINS = {"cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "column_stack", "where"}
+_JOIN_AXES = {"hstack": 1, "dstack": 2, "column_stack": 1}  # along which they join, where they do not take a `dim`
+_PUT_TOGETHER = {"view", "reshape", "flatten", "view_as", "reshape_as", "rearrange", "view_as_complex"}
 _PRODUCTS = words(
     "matmul mm bmm einsum baddbmm addmm addbmm mv dot inner outer tensordot scaled_dot_product_attention "
     "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear chain_matmul "
@@ -442,6 +555,7 @@ class _Reading:
     ) -> None:
         self.reader, self.node, self.outer, self.context = reader, node, outer, context
         self.names: dict[str, Any] = {}
+        self.written: dict[str, list[Any]] = {}  # to tensors of these names, part by part
         self.returned: list[Any] = []
         self._bind(node.args, list(args), dict(kwargs))
 
@@ -472,7 +586,7 @@ class _Reading:
         self._run(self.node.body)
         if not self.returned:
             return None
-        return functools.reduce(_either, self.returned)
+        return functools.reduce(self._either, self.returned)
 
     # ------------------------------------------------------------------------------------------------------ statements
 
@@ -552,8 +666,19 @@ class _Reading:
             return False
         for name in after.keys() | self.names.keys():
             values = [names[name] for names in (after, self.names) if name in names]
-            self.names[name] = values[0] if len(values) == 1 else _either(*values)
+            self.names[name] = values[0] if len(values) == 1 else self._either(*values)
         return False
+
+    def _either(self, first: Any, second: Any) -> Any:
+        """What a name holds after one of two branches. Of two things of different kinds one is followed further."""
+        either = _either(first, second)
+        for value in (first, second):
+            is_lost = not _flows(either) or (isinstance(either, Flow) and isinstance(value, (tuple, list, dict)))
+            if either is not value and is_lost:
+                self.reader._escape(value, "otherwise")
+        if isinstance(either, (Flow, Unknown)) and either is not first and either is not second:
+            return self.reader.numbered(either, "either", first, second)
+        return either
 
     def _turns(self, value: Any) -> list[Any]:
         """What a loop goes through."""
@@ -594,6 +719,7 @@ class _Reading:
         match target:
             case ast.Name():
                 self.names[target.id] = value
+                self.written.pop(target.id, None)
             case ast.Tuple() | ast.List():
                 self._unpack(target.elts, value, node)
             case ast.Starred():
@@ -603,18 +729,31 @@ class _Reading:
                 if isinstance(base, (list, dict)) and isinstance(key := self._of(target.slice), (int, str)):
                     if isinstance(base, dict) or -len(base) <= int(key) < len(base):
                         base[key] = value  # type: ignore[index]
-                elif isinstance(target.value, ast.Name) and isinstance(value, Flow):
-                    held = base if isinstance(base, Flow) else None
-                    self.names[target.value.id] = _joined([value] if held is None else [held, value])
+                    if not isinstance(target.value, ast.Name):
+                        self.reader._escape(value, "stored", key)
+                elif isinstance(target.value, ast.Name) and _is_tensor(value):
+                    self._write_part(target.value.id, base, target, value)
+                else:
+                    self.reader._escape(value, "stored")
             case ast.Attribute():
-                self._escape_attribute(value)
+                self.reader._escape(value, "stored", target.attr)
 
-    def _escape_attribute(self, value: Any) -> None:
-        self.reader._escape(value, "stored")
+    def _write_part(self, name: str, base: Any, target: ast.Subscript, value: Any) -> None:
+        """`out[..., :n] = part`: what is written to a tensor part by part is put together."""
+        pieces = self.written.setdefault(name, [])
+        pieces.append(value)
+        if isinstance(base, Flow) and len(pieces) == 1:
+            pieces.insert(0, base)
+        elif not _flows(pieces) and not _notes_of(pieces):
+            return
+        index = self._of(target.slice)
+        self.names[name] = self._put_together(pieces, _is_along_features(index, value), is_stack=True)
 
     def _unpack(self, targets: Sequence[ast.expr], value: Any, node: ast.AST) -> None:
         starred = next((i for i, target in enumerate(targets) if isinstance(target, ast.Starred)), None)
         items = self._items(value, len(targets), getattr(node, "value", node))
+        if items is None and starred is None and isinstance(value, Unknown):
+            items = [self.reader.numbered(Unknown(), "item", value, i) for i in range(len(targets))]
         if items is not None and any(isinstance(item, Rest) for item in items):
             items = [Unknown() for _ in targets] if len(items) == 1 else None
         if items is None or (starred is None and len(items) != len(targets)):
@@ -641,11 +780,13 @@ class _Reading:
             case ast.Name():
                 return self.names[node.id] if node.id in self.names else _own(self.outer.get(node.id, Unknown()))
             case ast.Attribute():
-                return self._attribute(self._of(node.value), node.attr)
+                owner = self._of(node.value)
+                return self.reader.numbered(self._attribute(owner, node.attr), "attribute", owner, node.attr)
             case ast.Call():
                 return self._call(node)
             case ast.Subscript():
-                return self._subscript(node)
+                owner, index = self._of(node.value), self._of(node.slice)
+                return self.reader.numbered(self._subscript(owner, index, node), "item", owner, index)
             case ast.Tuple() | ast.List():
                 return (tuple if isinstance(node, ast.Tuple) else list)(self._listed(node.elts))
             case ast.Dict():
@@ -653,22 +794,26 @@ class _Reading:
                 values = [self._of(value) for value in node.values]
                 return {k: v for k, v in zip(keys, values, strict=True) if isinstance(k, (str, int))}
             case ast.BinOp():
-                return self._binary(node.op, self._of(node.left), self._of(node.right), node)
+                left, right = self._of(node.left), self._of(node.right)
+                return self._renumbered(self._binary(node.op, left, right, node), type(node.op).__name__, left, right)
             case ast.UnaryOp():
                 return self._unary(node)
             case ast.BoolOp():
-                return functools.reduce(_either, [self._of(value) for value in node.values])
+                return functools.reduce(self._either, [self._of(value) for value in node.values])
             case ast.Compare():
                 return self._compare(node)
             case ast.IfExp():
                 known = _truth(self._of(node.test))
                 if known is not None:
                     return self._of(node.body if known else node.orelse)
-                return _either(self._of(node.body), self._of(node.orelse))
+                return self._either(self._of(node.body), self._of(node.orelse))
             case ast.Lambda():
                 return Inner(node, self.names, self.context)
             case ast.ListComp() | ast.GeneratorExp() | ast.SetComp():
-                return self._comprehension(node)
+                return self._comprehension(node.generators, node.elt, node)
+            case ast.DictComp():
+                pairs = self._comprehension(node.generators, ast.Tuple([node.key, node.value], ast.Load()), node)
+                return dict(pair if _is_key(pair) else (f"{i}", pair) for i, pair in enumerate(pairs))
             case ast.NamedExpr():
                 value = self._of(node.value)
                 self._assign(node.target, value, node)
@@ -695,13 +840,17 @@ class _Reading:
                 items = self._items(value, 3, node.value)
             yield from [Rest()] if items is None else items
 
-    def _comprehension(self, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> list[Any]:
+    def _renumbered(self, value: Any, *expression: Any) -> Any:
+        """The value of an operation, which is another tensor than its operands even where it is followed as one."""
+        return self.reader.numbered(altered(value) if isinstance(value, Flow) else value, *expression)
+
+    def _comprehension(self, loops: Sequence[ast.comprehension], element: ast.expr, node: ast.AST) -> list[Any]:
         before = dict(self.names)
         results: list[Any] = []
 
         def turn(generators: Sequence[ast.comprehension]) -> None:
             if not generators:
-                results.append(self._of(node.elt))
+                results.append(self._of(element))
                 return
             items = self._of(generators[0].iter)
             known = self._items(items)
@@ -713,7 +862,7 @@ class _Reading:
             if known is None:
                 results.append(Rest())
 
-        turn(node.generators)
+        turn(loops)
         self.names = before
         return results
 
@@ -731,14 +880,19 @@ class _Reading:
             and isinstance(values[0], (Flow, nn.Module))
         ):
             return isinstance(node.ops[0], ast.IsNot)
-        return Unknown()
+        if not isinstance(node.ops[0], (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+            for slot, value in enumerate(values):
+                self.reader._meet(value, type(node.ops[0]).__name__, slot)
+        return self.reader.numbered(Unknown(_axes_of(values)), type(node.ops[0]).__name__, *values)
 
     def _unary(self, node: ast.UnaryOp) -> Any:
         value = self._of(node.operand)
         if isinstance(value, (int, float)):
             known: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
             return known[type(node.op)](value) if type(node.op) in known else value
-        return value if isinstance(value, Flow) else self._changed(value, node)
+        if isinstance(value, Flow):
+            return value
+        return self.reader.numbered(self._changed(value, node), type(node.op).__name__, value)
 
     def _binary(self, op: ast.operator, left: Any, right: Any, node: ast.AST) -> Any:
         values = [left, right]
@@ -770,31 +924,42 @@ class _Reading:
     def _combined(self, op: ast.operator, values: list[Any], node: ast.AST) -> Any:
         """A sum or a product of tensors, of which one at least carries layers' outputs."""
         flows = [value for value in values if isinstance(value, Flow)]
-        if isinstance(op, (ast.Add, ast.Sub)):
-            return self._sum(flows, len(values))
-        if isinstance(op, (ast.Mult, ast.Div)):
-            if len(flows) == 2 and not _same_origins(*flows):
-                for side, flow in enumerate(flows):
-                    self.reader._meet(flow, "product", _where(node, self.context), side)
-                return _joined(flows)
-            if len(flows) == 2:
-                self.reader._meet(flows[0], "square")
-                return flows[0]
-            other = next(value for value in values if not isinstance(value, Flow))
-            return flows[0] if isinstance(other, (int, float)) else altered(flows[0], scaled=True)
-        for flow in flows:
-            self.reader._meet(flow, type(op).__name__)
-        return _joined(flows)
-
-    def _sum(self, flows: list[Flow], terms: int) -> Flow:
-        """A sum; parts of one output that come to it differently meet different operations."""
-        if len(flows) == 1:
-            return flows[0]
-        if len({flow.scaled for flow in flows}) > 1:
+        name = type(op).__name__
+        is_sum, is_product = isinstance(op, (ast.Add, ast.Sub)), isinstance(op, (ast.Mult, ast.Div))
+        if not is_sum and not is_product:
             for flow in flows:
-                if flow.scaled:
-                    self.reader._meet(flow, "scaled")
-        return _joined(flows)
+                self.reader._pass_through(flow, name)
+        elif len(flows) == 2 and _same_origins(*flows) and is_product:
+            self.reader._pass_through(flows[0], "square")
+        elif len(flows) == 2 and is_product and _share_a_layer(*flows):
+            for side, flow in enumerate(flows):
+                self.reader._meet(flow, "product", _where(node, self.context), side)
+        elif len(flows) == 2 and is_sum:
+            self._meet_own_sum(flows[0], flows[1], node)
+        # Of two parts of one layer neither is something else for the other.
+        if len(flows) == 2 and not _share_a_layer(*flows):
+            first, second = flows
+            flows = [self._beside(first, name, second, 0), self._beside(second, name, first, 1)]
+        elif len(flows) == 1:
+            side = next(i for i, value in enumerate(values) if value is flows[0])
+            other = next((value for value in values if value is not flows[0]), None)
+            flows = [self._beside(flows[0], name, other, side)]
+        return _joined(flows, _notes_of(values))
+
+    def _meet_own_sum(self, first: Flow, second: Flow, node: ast.AST) -> None:
+        """Of `x + w * (y - x)` note that x meets a sum of which it is a part already, and y does not."""
+        for flow, other in ((first, second), (second, first)):
+            sums = dict(other.origins)
+            if any(key in sums and part != sums[key] == part[: len(sums[key])] for key, part in flow.origins):
+                self.reader._pass_through(flow, "added again", _where(node, self.context))
+
+    def _beside(self, flow: Flow, name: str, other: Any, side: int) -> Flow:
+        """A flow with the note that it was combined with another tensor; numbers leave no note."""
+        if not _is_tensor(other):
+            return flow
+        name = {"Sub": "Add"}.get(name, name) if name != "Div" else f"Div {side}"
+        noted: Flow = self.reader.noted(flow, name, self.reader.number(other))
+        return noted
 
     def _changed(self, value: Any, node: ast.AST) -> Any:
         """A weight that something was done to before any product."""
@@ -814,7 +979,7 @@ class _Reading:
                 return Shape(owner)
             if name in ("mT", "T", "mH", "H"):
                 return owner if isinstance(owner, Weight) else _without_axes(owner)
-            if name in ("data", "real"):
+            if name in ("data", "real", "imag"):
                 return owner
             if name in ("dtype", "device", "ndim", "is_cuda", "requires_grad"):
                 return Unknown()
@@ -852,8 +1017,7 @@ class _Reading:
 
     # ------------------------------------------------------------------------------------------------------- subscripts
 
-    def _subscript(self, node: ast.Subscript) -> Any:
-        owner, index = self._of(node.value), self._of(node.slice)
+    def _subscript(self, owner: Any, index: Any, node: ast.Subscript) -> Any:
         if isinstance(owner, (tuple, list, nn.ModuleList, nn.Sequential)):
             return self._item(owner, index)
         if isinstance(owner, (dict, nn.ModuleDict)):
@@ -944,7 +1108,10 @@ class _Reading:
                 at += 1
             elif isinstance(item, (Flow, Unknown, Size, list, tuple)):
                 at += isinstance(item, (Flow, list, tuple))  # an index along this axis: what it takes is not known
-                if not isinstance(item, (list, tuple)):
+                if isinstance(item, Unknown) and axis is not None and axis + 1 < len(flow.axes or ()):
+                    # A number takes one place, a tensor of places or a mask leaves an axis or more.
+                    flow = altered(flow, axes=(flow.axes or ())[axis + 1 :], is_open=True)
+                elif not isinstance(item, (list, tuple)):
                     flow = _dropped(flow, axis)
             else:
                 where = _where(node, self.context)
@@ -983,7 +1150,15 @@ class _Reading:
                 kwargs[keyword.arg] = value
             elif isinstance(value, dict):
                 kwargs |= {key: v for key, v in value.items() if isinstance(key, str)}
-        return self._called(callee, args, kwargs, node)
+        result = self._called(callee, args, kwargs, node)
+        given, name = [*args, *kwargs.values()], getattr(callee, "__name__", "")
+        if isinstance(callee, Method):
+            given, name = [callee.owner, *given], callee.name
+        if isinstance(result, Unknown) and name in _PUT_TOGETHER and any(t.is_stacked for t in _tensors(given)):
+            return Unknown(result.axes)
+        if any(result is value for value in given) and name.strip("_") not in _CASTS:
+            result = altered(result) if isinstance(result, Flow) else result
+        return self.reader.numbered(result, "call", callee, *given)
 
     def _called(self, callee: Any, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         given = [*args, *kwargs.values()]
@@ -1023,7 +1198,7 @@ class _Reading:
         ) or name in ("sum", "min", "max", "isinstance", "hasattr", "round", "abs", "bool", "next"):
             return self._builtin(callee, args, node)
         if isinstance(callee, type):
-            self.reader._escape(given, "call", callee.__name__)
+            self.reader._escape([given, list(kwargs)], "call", callee.__name__)
             return Unknown()
         if inspect.isfunction(callee) and (
             _flows(given) or _weights(given) or any(isinstance(v, nn.Module) for v in given)
@@ -1032,10 +1207,11 @@ class _Reading:
             if source is not None:
                 context = Context(file_of(callee), None, None, self.context.caller)
                 return self.reader._call_function(source, outer_names(callee), args, kwargs, context)
+        notes = self.reader.noted_beside(given, "call", name or id(callee))
         for slot, value in enumerate(given):
             self.reader._escape(value, "call", name or id(callee), slot)
             self._weight_escapes(value, node)
-        return Unknown()
+        return Unknown(notes=notes)
 
     def _weight_escapes(self, value: Any, node: ast.AST) -> None:
         for weight in _weights(value):
@@ -1086,12 +1262,16 @@ class _Reading:
         if name == "sum":
             items = self._items(args[0]) if args else None
             flows = [item for item in items or () if isinstance(item, Flow)]
-            return self._sum(flows, len(flows)) if flows else Unknown()
+            return _joined(flows, _notes_of(items or ())) if flows else Unknown()
         if name == "len" and args and not isinstance(args[0], (Unknown, Flow, Shape, Parts)):
             items = self._items(args[0])
             return Unknown() if items is None or any(isinstance(item, Rest) for item in items) else len(items)
-        if name == "isinstance" and len(args) == 2 and isinstance(args[0], nn.Module):
-            return isinstance(args[0], args[1]) if isinstance(args[1], (type, tuple)) else Unknown()
+        if name == "isinstance" and len(args) == 2 and isinstance(args[1], (type, tuple)):
+            if isinstance(args[0], (nn.Module, tuple, list, dict)):
+                return isinstance(args[0], args[1])
+            if isinstance(args[0], Flow):
+                return issubclass(Tensor, args[1])
+            return Unknown()
         if name in ("int", "float", "round", "abs", "min", "max", "bool") and all(
             isinstance(arg, (int, float)) for arg in args
         ):
@@ -1210,15 +1390,17 @@ class _Reading:
             if any(isinstance(value, Weight) for value in given):
                 for weight in _weights(given):
                     self._elementwise(weight, node)
-            flows = [value for value in given[:2] if isinstance(value, Flow)]
-            op = {"add": ast.Add(), "sub": ast.Sub()}.get(name, ast.Mult())
-            return self._combined(op, given[:2], node) if flows else Unknown(_axes_of(given[:1]))
-        if not _flows(given):
+            return self._arithmetic(name, given, node)
+        if isinstance(first, Unknown) and name in _CASTS:
+            return first
+        if not _flows(given) and not (name in _JOINS and _notes_of(given)):
             return Unknown(_axes_of(given[:1]) if name in _SAME else None) if name not in _LOOKS else Size()
         if name in _LOOKS:
             return Size()
+        if name == "complex":  # real and imaginary parts are one vector of complex numbers
+            return self._put_together(given[:2], True, is_stack=False)
         if name in _JOINS:
-            return self._join(name, given)
+            return self._join(name, args, kwargs)
         flow = next((value for value in given if isinstance(value, Flow)), None)
         if name == "glu":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
@@ -1237,13 +1419,33 @@ class _Reading:
         if name in _SAME:
             return first
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
+        is_elementwise = name in _ELEMENTWISE or name in dir(nn.functional)
+        note = self.reader._pass_through if is_elementwise and len(_flows(given)) == 1 else self.reader._meet
         for slot, value in enumerate(given):
             if isinstance(value, Flow):
-                self.reader._meet(
-                    value, *operation, *([] if len(_flows(given)) == 1 else [_where(node, self.context), slot])
-                )
-        is_elementwise = name in _ELEMENTWISE or name in dir(nn.functional)
-        return first if is_elementwise else _without_axes(first)
+                note(value, *operation, *([] if len(_flows(given)) == 1 else [_where(node, self.context), slot]))
+        beside = [self.reader.number(value) for value in given if value is not first and _is_tensor(value)]
+        if beside:
+            first = self.reader.noted(first, name, *beside)
+        return altered(first) if is_elementwise else _without_axes(first)
+
+    def _arithmetic(self, name: str, given: list[Any], node: ast.AST) -> Any:
+        """Sums and products as functions: two tensors, or three of `addcmul`, `addcdiv` and `lerp`."""
+
+        def combined(op: ast.operator, *values: Any) -> Any:
+            if any(isinstance(value, Flow) for value in values):
+                result = self._combined(op, [*values], node)
+            else:
+                result = Unknown(_axes_of(values))
+            return self._renumbered(result, type(op).__name__, *values)
+
+        if name in ("addcmul", "addcdiv") and len(given) > 2:
+            return combined(ast.Add(), given[0], combined(ast.Mult() if name == "addcmul" else ast.Div(), *given[1:3]))
+        if name == "lerp" and len(given) > 2:  # begin + weight * (end - begin)
+            step = combined(ast.Mult(), combined(ast.Sub(), given[1], given[0]), given[2])
+            return combined(ast.Add(), given[0], step)
+        op = {"add": ast.Add(), "sub": ast.Sub(), "div": ast.Div(), "true_divide": ast.Div()}.get(name, ast.Mult())
+        return combined(op, *given[:2])
 
     def _weight_operation(
         self, name: str, weight: Weight, args: list[Any], kwargs: dict[str, Any], node: ast.AST
@@ -1290,9 +1492,14 @@ class _Reading:
         weights = [value for value in values if isinstance(value, Weight)]
         where = _where(node, self.context)
         flows = [value for value in values if isinstance(value, Flow)]
+        notes = _notes_of(values)
         for slot, value in enumerate(values):
-            if isinstance(value, Flow):
-                self.reader._meet(value, "layer" if weights else name, where, slot)
+            if isinstance(value, Flow) and weights:
+                self.reader._meet(value, "layer", where, slot)
+            elif isinstance(value, Flow):
+                self.reader._pass_through(value, name, where, slot)
+        if not weights:
+            notes |= self.reader.noted_beside(values, name)
         for weight in weights:
             use = self.reader._use(weight.key)
             use.calls += 1
@@ -1302,7 +1509,8 @@ class _Reading:
                 use.multiplied += 1
                 use.fused_by_torch |= name in _TAKES_FUSED
             if weight.part:
-                use.signatures.setdefault(weight.part, set()).add(("layer", where))
+                beside = (self.reader.number(value) for value in values if not isinstance(value, Weight))
+                use.signatures.setdefault(weight.part, set()).add(("layer", where, *beside))
         if len(weights) == 1 and name in _TAKES_WEIGHT and not weights[0].changed:
             other = next((value for value in values if isinstance(value, (Unknown, Flow))), None)
             axes = _axes_of([other])
@@ -1321,17 +1529,44 @@ class _Reading:
                 else Unknown()
             )
         if len(flows) == 1 and len(values) == 2 and isinstance(values[1], Flow) and name in ("matmul", "bmm", "mm"):
-            return flows[0]  # a mixture over positions leaves the features as they are
-        return Unknown()
+            return altered(flows[0], notes=notes)  # a mixture over positions leaves the features as they are
+        return Unknown(notes=notes)
 
-    def _join(self, name: str, given: list[Any]) -> Any:
+    def _join(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Parts that are put together again are one output again."""
-        flows = _flows(given)
-        joined = _joined(flows)
+        given = [*args, *kwargs.values()]
         if name == "where":
+            for slot, value in enumerate(given):
+                self.reader._pass_through(value, "where", slot)
+            return _joined(_flows(given), _notes_of(given)) if _flows(given) else Unknown()
+        pieces = self._items(given[0]) or [given[0]]
+        dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else _JOIN_AXES.get(name, 0)))
+        flow = next(iter(_flows(pieces)), None)
+        is_along = _is_feature_axis(flow, dim) if name != "stack" else True if dim in (-1, -2) else None
+        joined = self._put_together(pieces, is_along, is_stack=name == "stack")
+        if not isinstance(joined, Flow) or flow is None:
             return joined
         origins = {key for key, _ in joined.origins}
-        return altered(joined, axes=flows[0].axes if len(origins) == 1 and name != "stack" else None)
+        return altered(joined, axes=flow.axes if len(origins) == 1 and name != "stack" else None)
+
+    def _put_together(self, pieces: Sequence[Any], is_along: bool | None, is_stack: bool) -> Any:
+        """What several tensors in one are. Where the parts of a layer's output are complete again, what each of them
+        was combined with was one operation on the whole output.
+
+        Args:
+            pieces: the tensors.
+            is_along: whether they lie along the feature axis; None if that is not known.
+            is_stack: whether only a view puts them in one row.
+        """
+        notes, flows = _notes_of(pieces), _flows(pieces)
+        is_complete = all(_is_complete(key, pieces, is_along) for key in {note.key for note in notes})
+        if is_complete and not is_stack:
+            notes = frozenset()
+        if not flows:
+            stacked = Unknown(notes=notes, number=self.reader.number(["joined", is_stack, *pieces]))
+            stacked.is_stacked = is_complete and is_stack
+            return stacked
+        return replace(_joined(flows), notes=notes, is_stacked=is_complete and is_stack)
 
     def _cut(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """`chunk`, `split` and their like."""
@@ -1376,6 +1611,8 @@ class _Reading:
 
     def _view(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any]) -> Flow:
         """A view: where the feature axis goes."""
+        if flow.is_stacked and name in _PUT_TOGETHER:
+            flow = altered(flow, notes=frozenset(), is_stacked=False)
         if flow.axes is None:
             return flow
         if name == "rearrange":
@@ -1518,6 +1755,100 @@ def _flows(value: Any) -> list[Flow]:
     return [flow for item in value for flow in _flows(item)] if isinstance(value, (tuple, list)) else []
 
 
+def _placed_flows(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Flow]]:
+    """All tensors with layers' outputs within a value, each with its place in tuples, lists and mappings."""
+    if isinstance(value, (Flow, Parts)):
+        yield path, value.flow if isinstance(value, Parts) else value
+    elif isinstance(value, (dict, tuple, list)):
+        for place_in, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _placed_flows(item, (*path, place_in))
+
+
+def _tensors(value: Any) -> list[Flow | Unknown]:
+    """All values within a value that carry notes."""
+    if isinstance(value, (Flow, Unknown)):
+        return [value]
+    if isinstance(value, (Parts, Method)):
+        return _tensors(value.flow if isinstance(value, Parts) else value.owner)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
+
+
+def _notes_of(value: Any) -> Notes:
+    """The notes of all tensors within a value."""
+    held = [tensor.notes for tensor in _tensors(value) if tensor.notes]
+    return frozenset().union(*held) if held else frozenset()
+
+
+def _with_notes(value: Any, notes: Notes) -> Any:
+    """The same value with more notes on each tensor in it."""
+    if not notes:
+        return value
+    if isinstance(value, Flow):
+        return replace(value, notes=value.notes | notes)
+    if isinstance(value, Unknown):
+        noted = Unknown(value.axes, value.notes | notes, value.number)
+        return noted
+    return type(value)(_with_notes(item, notes) for item in value) if type(value) in (tuple, list) else value
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, or may be one."""
+    return isinstance(value, (Flow, Unknown, Weight, Tensor))
+
+
+def _is_key(pair: Any) -> bool:
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], (str, int))
+
+
+def _share_a_layer(first: Flow, second: Flow) -> bool:
+    """Whether two tensors carry outputs of the same layer."""
+    return not {key for key, _ in first.origins}.isdisjoint(key for key, _ in second.origins)
+
+
+def _is_complete(key: int, pieces: Sequence[Any], is_along: bool | None) -> bool:
+    """Whether pieces hold the parts of one output of a layer, each as often as it had been there.
+
+    Either each piece is another part (heads that are worked on one by one), or each piece was made of all of them
+    (rotary positions, products of complex numbers), and there are as many along the feature axis as there were.
+    """
+    held: list[frozenset[Part]] = []
+    for piece in pieces:
+        noted = frozenset(note.part for note in _notes_of(piece) if note.key == key)
+        carried = frozenset(part for flow in _flows(piece) for at, part in flow.origins if at == key and part)
+        if noted or carried:
+            held.append(noted or carried)
+    parts = frozenset().union(*held)
+    if len({note.call for note in _notes_of(pieces) if note.key == key}) > 1 or is_along is False:
+        return False
+    are_single = all(len(part) == 1 for part in held) and len(parts) == len(held)
+    return len(held) > 1 and (are_single or (is_along is True and len(held) == len(parts)))
+
+
+def _is_feature_axis(flow: Flow | None, dim: Any) -> bool | None:
+    """Whether a dimension is that of the features; None if that is not known."""
+    if flow is None or flow.axes is None or not isinstance(dim, int):
+        return True if dim == -1 else None
+    axis = _axis(flow, dim)
+    if axis is not None:
+        return flow.axes[axis] in (FEATURES, SHARE, UNSURE)
+    return {0: False, 1: None}.get(dim, dim > 1)  # of a linear layer, whose input has batch and positions at most
+
+
+def _is_along_features(index: Any, flow: Any) -> bool | None:
+    """Whether an index such as `[..., :n]`, to which something is written, takes a part of the features."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    chosen = [i for i, item in enumerate(items) if item is not Ellipsis and item != slice(None)]
+    if len(chosen) != 1:
+        return None
+    at = chosen[0]
+    if any(item is Ellipsis for item in items[:at]):
+        at -= len(items)
+    known = _is_feature_axis(flow if isinstance(flow, Flow) else None, at)
+    return known if isinstance(items[chosen[0]], slice) else None
+
+
 def _weights(value: Any) -> list[Weight]:
     """All of layers' own weights within a value."""
     if isinstance(value, Weight):
@@ -1552,8 +1883,8 @@ def _axis(flow: Flow, dim: int) -> int | None:
 
 
 def altered(flow: Flow, **changes: Any) -> Flow:
-    """The same flow with other values of some attributes."""
-    new: Flow = replace(flow, **changes)
+    """The same flow with other values of some attributes: another tensor, whose number is not known yet."""
+    new: Flow = replace(flow, **{"number": 0, **changes})
     return new
 
 
@@ -1667,8 +1998,13 @@ def _groups(side: str) -> list[list[str]]:
     return groups
 
 
-def _joined(flows: Sequence[Flow]) -> Flow:
-    """Several tensors in one: parts of one output become that output again."""
+def _joined(flows: Sequence[Flow], notes: Notes = frozenset()) -> Flow:
+    """Several tensors in one: parts of one output become that output again.
+
+    Args:
+        flows: the tensors.
+        notes: more than they carry themselves.
+    """
     parts: dict[int, list[Part]] = {}
     for key, part in (origin for flow in flows for origin in flow.origins):
         parts.setdefault(key, []).append(part)
@@ -1676,7 +2012,9 @@ def _joined(flows: Sequence[Flow]) -> Flow:
     axes = flows[0].axes if len({(flow.axes, flow.is_open) for flow in flows}) == 1 else None
     if axes is None:
         axes = next((flow.axes for flow in flows if flow.axes is not None), None)
-    return Flow(origins, axes, flows[0].is_open)
+    notes = notes.union(*(flow.notes for flow in flows))
+    calls = frozenset().union(*(flow.calls for flow in flows))
+    return Flow(origins, axes, flows[0].is_open, notes, calls)
 
 
 def _common(parts: Sequence[Part]) -> Part:
@@ -1700,7 +2038,8 @@ def _either(first: Any, second: Any) -> Any:
             first.origins | second.origins,
             first.axes if same else None,
             first.is_open,
-            first.scaled and second.scaled,
+            first.notes | second.notes,
+            first.calls | second.calls,
         )
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)) and len(first) == len(second):
         return type(first)(_either(a, b) for a, b in zip(first, second, strict=True))
