@@ -16,12 +16,13 @@ SYSTEM_FILES = {
     "@eadir", "@tmp", "#recycle", "#snapshot", "@recycle", "@recently-snapshot",  # network drives
     "__pycache__", "cvs", "nohup.out",  # Python, version control, shells
 }  # fmt: skip
+MARK_OF_A_DOWNLOAD = ":Zone.Identifier"  # end of the name that Windows' mark of a download becomes on Linux
 SHOWN = 5  # at most so many names are shown beside a count
 
 
 def is_hidden(name: str) -> bool:
     """Return whether a file or folder of this name is hidden, or was made by a system or an editor."""
-    return name.startswith((".", "~$")) or name.endswith("~") or name.casefold() in SYSTEM_FILES
+    return name.startswith((".", "~$")) or name.endswith(("~", MARK_OF_A_DOWNLOAD)) or name.casefold() in SYSTEM_FILES
 
 
 @dataclass
@@ -58,34 +59,46 @@ def files_below(root: Path, left_out: LeftOut) -> list[Path]:
     folders_by_inode: dict[tuple[int, int], Path] = {}  # the folders that have been read
     while folders_to_read:
         folder = folders_to_read.pop()
-        status = folder.stat()
-        other = folders_by_inode.setdefault((status.st_dev, status.st_ino), folder)
-        if other != folder:
-            raise ConfigError(f"{folder} and {other} are the same folder, which would be read twice: remove the link")
-        for entry in _entries(folder):
-            path = folder / entry.name
-            if is_hidden(entry.name):
-                left_out.add("hidden or system files", entry.name, _number_of_files(path))
-            elif path.is_dir():
-                if entry.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
-                    raise ConfigError(f"{path} is a link back to {path.resolve()}, in which it stands: remove the link")
-                folders_to_read.append(path)
-            elif path.is_file():
-                files.append(path)
-            elif entry.is_symlink():
-                raise ConfigError(f"{path} is a link to nothing that is there: mend or remove it")
-            else:
-                left_out.add("neither files nor folders", entry.name)
+        try:
+            status = folder.stat()
+            other = folders_by_inode.setdefault((status.st_dev, status.st_ino), folder)
+            if other != folder:
+                raise ConfigError(
+                    f"{folder} and {other} are the same folder, which would be read twice: remove the link"
+                )
+            files_here, folders_here = _content(folder, left_out)
+        except OSError as error:  # the folder, or one of its entries, without the right to look into it
+            raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): mend or remove it") from error
+        files += files_here
+        folders_to_read += folders_here
     return sorted(files, key=lambda file: (str(file.parent), file.name))
 
 
-def _entries(folder: Path) -> list["os.DirEntry[str]"]:
-    """Return the files and folders directly in a folder, sorted by name."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): mend or remove it") from error
+def _content(folder: Path, left_out: LeftOut) -> tuple[list[Path], list[Path]]:
+    """Return the files and the folders directly in a folder; see `files_below`.
+
+    Raises:
+        ConfigError: a link leads to nothing, or back to a folder that it stands in.
+        OSError: the folder or an entry cannot be read.
+    """
+    files, folders = list[Path](), list[Path]()
+    with os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=lambda entry: entry.name)
+    for entry in entries:
+        path = folder / entry.name
+        if is_hidden(entry.name):
+            left_out.add("hidden or system files", entry.name, _number_of_files(path))
+        elif path.is_dir():
+            if entry.is_symlink() and folder.resolve().is_relative_to(path.resolve()):
+                raise ConfigError(f"{path} is a link back to {path.resolve()}, in which it stands: remove the link")
+            folders.append(path)
+        elif path.is_file():
+            files.append(path)
+        elif entry.is_symlink():
+            raise ConfigError(f"{path} is a link to nothing that is there: mend or remove it")
+        else:
+            left_out.add("neither files nor folders", entry.name)
+    return files, folders
 
 
 def _number_of_files(path: Path) -> int:

@@ -5,6 +5,7 @@ import io
 import pickle
 import shutil
 import tarfile
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -346,8 +347,16 @@ def rename_all(folder: Path, ending: str) -> None:
         file.rename(file.with_suffix(ending))
 
 
+def put_into_one(base: Path) -> None:
+    """Put the folders of the classes into one folder."""
+    for split in ("train", "test"):
+        (base / split).rename(base / "images")
+        (base / split).mkdir()
+        (base / "images").rename(base / split / "images")
+
+
 HIDDEN = (".ipynb_checkpoints", "@eaDir", "__MACOSX", "lost+found", ".git/objects", "$RECYCLE.BIN")
-HIDDEN_FILES = ("._0.png", ".hidden.png", "~$0.png")
+HIDDEN_FILES = ("._0.png", ".hidden.png", "~$0.png", "0.png:Zone.Identifier")
 
 
 def test_hidden_and_system_files_are_left_out_and_counted(own_images, caplog):
@@ -359,7 +368,7 @@ def test_hidden_and_system_files_are_left_out_and_counted(own_images, caplog):
             save_image(own_images / split / name / "0.png", pixels(1, 16)[0])  # beside the classes
             save_image(own_images / split / "cat" / name / "0.png", pixels(1, 16)[0])
         for name in HIDDEN_FILES:
-            save_image(own_images / split / "dog" / name, pixels(1, 16)[0])
+            (own_images / split / "dog" / name).write_bytes((own_images / split / "dog" / "0.png").read_bytes())
         for name in ("Thumbs.db", "desktop.ini", ".DS_Store"):
             (own_images / split / "dog" / name).write_bytes(b"x")
     (own_images / "train" / "labels.csv").write_text("0")
@@ -372,7 +381,7 @@ def test_hidden_and_system_files_are_left_out_and_counted(own_images, caplog):
     hidden = 2 * (2 * len(HIDDEN) + len(HIDDEN_FILES) + 3)
     assert f"left out are hidden or system files ({hidden}: " in line
     assert "files outside of a class's folder (1: labels.csv)" in line
-    assert "files that are no images (1: .txt)" in line
+    assert "files with other endings than images that can be read (1: .txt)" in line
 
 
 def test_a_class_may_be_a_link_to_a_folder_elsewhere(own_images, tmp_path_factory):
@@ -393,6 +402,50 @@ def test_images_in_both_splits_are_counted(own_images, caplog):
     assert "1 of 3 test images have the pixels of a training image" in caplog.text
 
 
+def test_images_in_two_classes_are_counted(own_images, caplog):
+    load_folder(str(own_images), image_size=16, cache=False)
+    assert "of another class" not in caplog.text
+    (own_images / "train" / "dog" / "link.png").symlink_to("../cat/1.png")
+    load_folder(str(own_images), image_size=16, cache=False)
+    assert "2 of 7 training images have the pixels of an image of another class" in caplog.text
+
+
+def test_a_class_whose_name_is_written_in_two_ways_is_one_class(own_images):
+    """As in archives that macOS and another system have made: ö is one character, or o and its dots."""
+    before = load_folder(str(own_images), image_size=16, cache=False)
+    for split, form in (("train", "NFC"), ("test", "NFD")):
+        (own_images / split / "cat").rename(own_images / split / unicodedata.normalize(form, "Größe"))
+    data = load_folder(str(own_images), image_size=16, cache=False)
+    assert data.num_classes == 2
+    pairs = sorted(zip(data.test_images[:, 0, 0, 0].tolist(), data.test_labels.tolist(), strict=True))
+    assert pairs == [(0, 0), (100, 1)] or pairs == [(0, 1), (100, 0)]
+    assert len(data.train_labels) == len(before.train_labels)
+
+
+def test_other_splits_are_named(own_images, caplog):
+    caplog.set_level("INFO", "vision.data.folder")
+    for name in ("val", "valid", "__MACOSX"):
+        shutil.copytree(own_images / "test", own_images / name)
+    load_folder(str(own_images), image_size=16, cache=False)
+    assert "left out are folders beside train and test (2: val, valid)" in caplog.text
+
+
+def test_folders_that_may_not_be_looked_into_are_refused(own_images, monkeypatch):
+    """As after `chmod -R 644`: the names in a folder can be read, and nothing else of it."""
+    is_dir = Path.is_dir
+    for forbidden in (own_images, own_images / "train", own_images / "train" / "cat"):
+
+        def denied(path: Path, forbidden: Path = forbidden) -> bool:
+            if path.parent == forbidden:
+                raise PermissionError(13, "Permission denied", str(path))
+            return is_dir(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "is_dir", denied)
+            with pytest.raises(ConfigError, match=f"^{forbidden} cannot be read .Permission denied.: mend or remove"):
+                load_folder(str(own_images))
+
+
 def test_the_home_folder_and_an_empty_path(own_images, monkeypatch):
     monkeypatch.setenv("HOME", str(own_images.parent))
     assert len(load_folder(f"~/{own_images.name}", image_size=16, cache=False).train_labels) == 6
@@ -405,7 +458,22 @@ def test_the_home_folder_and_an_empty_path(own_images, monkeypatch):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "test").rename(f / "exam"), r"dataset=folder needs .*/test/<class>/<image>"),
+        (
+            lambda f: (f / "test").rename(f / "exam"),
+            r"dataset=folder needs .*/test/<class>/<image>.*; it has exam, train$",
+        ),
+        (
+            lambda f: [shutil.rmtree(f / split / "dog") for split in ("train", "test")],
+            r"train has one class, cat: there",
+        ),
+        (
+            put_into_one,
+            r"train has one class, images: there is nothing to tell apart; .*; are cat, dog in it the classes",
+        ),
+        (
+            lambda f: [shutil.rmtree(folder) for folder in (f / "train").iterdir()],
+            r"train has no images: put them at .*train/<class>",
+        ),
         (lambda f: [p.unlink() for p in f.glob("train/*/*.png")], r"train has no images: put them at"),
         (lambda f: (f / "test" / "cow").mkdir(), r"cow has no counterpart in .*train"),
         (lambda f: (f / "test" / "cat" / "0.png").write_bytes(b"PNG?"), r"image .*0.png cannot be read"),

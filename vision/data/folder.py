@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -32,8 +33,8 @@ def load_folder(
 ) -> ImageData:
     """Load images in torchvision's ImageFolder layout: `train/<class>/*.png`, and the same under `test/` or `val/`.
 
-    Hidden and system files, and files that are no images, are left out. One line of the log counts them; another warns
-    of test images that are training images too.
+    Hidden and system files, and files that are no images, are left out. One line of the log counts them; others warn of
+    test images that are training images too, and of training images that stand in two classes.
 
     Args:
         path: folder that has `train` and `test` (or `val`).
@@ -47,44 +48,104 @@ def load_folder(
         uint8 images (N, in_channels, image_size, image_size).
 
     Raises:
-        ConfigError: a folder is missing, a class has no images in one of the splits, an image is damaged, or a link
-            leads to nothing or to a folder that is read already.
+        ConfigError: a folder is missing, there is one class, a class has no images in one of the splits, an image is
+            damaged, or a link leads to nothing or to a folder that is read already.
         ValueError: if an argument is out of range.
     """
     base = expanded(path)
-    test_folder = base / ("val" if (base / "val").is_dir() and not (base / "test").is_dir() else "test")
-    for needed in (base / "train", test_folder):
-        if not needed.is_dir():
+    train_folder, test_folder = _split_folders(base)
+    classes = sorted({_class_name(folder) for folder in _folders_of(train_folder)})
+    for folder in _folders_of(test_folder) if classes else ():
+        if _class_name(folder) not in classes:
             raise ConfigError(
-                f"dataset=folder needs {needed}/<class>/<image>.png (or .jpg, ...): set dataset.path= to a folder "
-                "with train/ and test/ (or val/)"
+                f"{test_folder / folder} has no counterpart in {train_folder}: test classes must be trained on"
             )
-    classes = sorted(entry.name for entry in (base / "train").iterdir() if entry.is_dir() and not is_hidden(entry.name))
-    for entry in test_folder.iterdir():
-        if entry.is_dir() and not is_hidden(entry.name) and entry.name not in classes:
-            raise ConfigError(f"{entry} has no counterpart in {base / 'train'}: test classes must be trained on")
     left_out = LeftOut()
-    train, test = (_samples(split, classes, left_out) for split in (base / "train", test_folder))
-    if test_folder.name == "test" and (base / "val").is_dir():
-        left_out.add("folders that are not needed beside test", "val")
+    train, test = (_samples(split, classes, left_out) for split in (train_folder, test_folder))
+    if len(classes) == 1:
+        inner = sorted(
+            {file.relative_to(train_folder).parts[1] for file, _ in train} - {file.name for file, _ in train}
+        )
+        hint = f"; are {', '.join(inner[:5])} in it the classes?" if inner else ""
+        raise ConfigError(
+            f"{train_folder} has one class, {classes[0]}: there is nothing to tell apart; put the images of each class "
+            f"into a folder of its own{hint}"
+        )
+    for other in _folders_of(base):
+        if base / other not in (train_folder, test_folder):
+            left_out.add(f"folders beside train and {test_folder.name}", other)
     if str(left_out):
         log.info("dataset.path=%s: left out are %s", path, left_out)
     cache_file = base / f"decoded-{image_size}x{in_channels}.safetensors" if cache else None
     splits = decoded(train, test, image_size, in_channels, cache_file, None if spare is None else expanded(spare))
-    if duplicates := number_in_both(splits[0][0], splits[1][0]):
-        log.warning(
-            "dataset.path=%s: %d of %d test images have the pixels of a training image: they measure memory",
-            path,
-            duplicates,
-            len(test),
-        )
+    _warn_of_copies(path, *splits)
     return ImageData.of(*splits, len(classes), test_statistics)
 
 
-def number_in_both(train: Tensor, test: Tensor) -> int:
-    """Return how many test images (M, C, H, W) are equal, pixel by pixel, to a training image of (N, C, H, W)."""
-    training_digests = set(map(_digest, train))
-    return sum(_digest(image) in training_digests for image in test)
+def _split_folders(base: Path) -> tuple[Path, Path]:
+    """Return the folders of the training and of the test images.
+
+    Raises:
+        ConfigError: one is missing; the message names the folders that are there.
+    """
+    folders = _folders_of(base)
+    test = "val" if "val" in folders and "test" not in folders else "test"
+    for needed in ("train", test):
+        if needed not in folders:
+            there = f"; it has {', '.join(folders[:5])}" if folders else ""
+            raise ConfigError(
+                f"dataset=folder needs {base / needed}/<class>/<image>.png (or .jpg, ...): set dataset.path= to a "
+                f"folder with train/ and test/ (or val/){there}"
+            )
+    return base / "train", base / test
+
+
+def _folders_of(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder which are not hidden; none if it is not there, or is a file.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if not is_hidden(entry.name) and entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): mend or remove it") from error
+
+
+def _class_name(folder: str) -> str:
+    """Return the class of a folder's name; macOS writes ö as two characters, o and its dots, other systems as one."""
+    return unicodedata.normalize("NFC", folder)
+
+
+def _warn_of_copies(path: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> None:
+    """Log how many images are equal, pixel by pixel, to a training image of the other split or of another class.
+
+    Args:
+        path: the option `dataset.path`, for the message.
+        train: training images (N, C, H, W) and labels (N,).
+        test: test images (M, C, H, W) and labels (M,).
+    """
+    classes: dict[bytes, set[int]] = {}  # of the training images, by their digest
+    digests = [_digest(image) for image in train[0]]
+    for digest, label in zip(digests, train[1].tolist(), strict=True):
+        classes.setdefault(digest, set()).add(label)
+    if in_both := sum(_digest(image) in classes for image in test[0]):
+        log.warning(
+            "dataset.path=%s: %d of %d test images have the pixels of a training image: they measure memory",
+            path,
+            in_both,
+            len(test[0]),
+        )
+    if contradictory := sum(len(classes[digest]) > 1 for digest in digests):
+        log.warning(
+            "dataset.path=%s: %d of %d training images have the pixels of an image of another class: no network can "
+            "learn both",
+            path,
+            contradictory,
+            len(digests),
+        )
 
 
 def _digest(image: Tensor) -> bytes:
@@ -100,13 +161,13 @@ def _samples(split: Path, classes: Sequence[str], left_out: LeftOut) -> list[tup
     by_class: dict[str, list[Path]] = {name: [] for name in classes}
     other_endings: dict[str, set[str]] = {name: set() for name in classes}  # of a class's files that are no images
     for file in files_below(split, left_out):
-        name = file.relative_to(split).parts[0]
+        name = _class_name(file.relative_to(split).parts[0])
         if name not in by_class:
             left_out.add("files outside of a class's folder", file.name)
         elif file.suffix.lower() in ENDINGS:
             by_class[name].append(file)
         else:
-            left_out.add("files that are no images", file.suffix or file.name)
+            left_out.add("files with other endings than images that can be read", file.suffix or file.name)
             other_endings[name].add(file.suffix or file.name)
     empty = [name for name in classes if not by_class[name]]
     if not classes or len(empty) == len(classes):
