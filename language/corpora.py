@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import platform
+import re
 import sysconfig
 import unicodedata
 from collections import Counter
@@ -54,6 +55,21 @@ MARKS = (
 )
 
 
+# First bytes of files that hold texts in a form that must be unpacked or extracted first.
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "ZIP (or a document of an office program)",
+    b"\xfd7zXZ\x00": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+    b"%PDF-": "PDF",
+    b"{\\rtf": "RTF",
+    b"version https://git-lfs.github.com/spec/": "Git LFS, which stands for content that was not fetched",
+}
+# What no text has but files of other kinds and texts that were decoded wrongly: control characters besides tabulators,
+# line ends and page breaks.
+CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Documents, read one by one.
@@ -75,7 +91,8 @@ class Corpus:
 
 def for_validation(name: str, fraction: float) -> bool:
     """Return whether a document is held out, which depends on its name alone; `fraction` of all names are."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") < fraction * 2**64
+    # A file's name need not be in UTF-8; its other bytes count as they are.
+    return int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big") < fraction * 2**64
 
 
 @checked
@@ -158,9 +175,13 @@ def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1)
     if path is None:
         raise ConfigError("dataset=text needs path=<file or folder>")
     place, left_out = expanded(path), LeftOut()
-    if place.is_dir():
+    try:
+        is_folder, is_file = place.is_dir(), place.is_file()
+    except OSError as error:
+        raise ConfigError(f"text {place} cannot be read ({error.strerror or error}): mend or remove it") from error
+    if is_folder:
         files = _matching(place, pattern, left_out)
-    elif place.is_file():
+    elif is_file:
         files = [place]
     else:
         raise ConfigError(f"dataset=text: path={path} is neither a file nor a folder")
@@ -267,12 +288,16 @@ def _decoded(files: Sequence[Path]) -> list[str]:
     """Return the texts of files, with the line ends of Unix.
 
     Raises:
-        ConfigError: a file is in an unknown encoding; the message counts such files.
+        ConfigError: a file is packed, or in an unknown encoding; the message counts such files.
     """
     contents, reasons, marked = list[str](), list[str](), Counter[str]()
+    packed = list[tuple[Path, str]]()
     for file in files:
         try:
             data = file.read_bytes()
+            if kind := next((kind for begin, kind in PACKED.items() if data.startswith(begin)), None):
+                packed.append((file, kind))
+                continue
             encoding = next((name for mark, name in MARKS if data.startswith(mark)), "utf-8")
             content = data.decode(encoding)
             if "\0" in content:
@@ -286,15 +311,27 @@ def _decoded(files: Sequence[Path]) -> list[str]:
         else:
             marked.update([encoding] if encoding != "utf-8" else [])
             contents.append(content.replace("\r\n", "\n").replace("\r", "\n"))
+    if packed:
+        file, kind = packed[0]
+        raise ConfigError(
+            f"{len(packed)} of {len(files)} texts are no plain texts, such as {file}, which is a file of {kind}: "
+            "unpack, convert or remove them"
+        )
     if reasons:
         raise ConfigError(
-            f"{len(reasons)} of {len(files)} texts are not in UTF-8 ({reasons[0]}): convert them, for example by "
-            "iconv -f latin1 -t utf-8, or remove them"
+            f"{len(reasons)} of {len(files)} texts are not in UTF-8 ({reasons[0]}): convert them, for example those of "
+            "Windows and in Latin-1 by iconv -f cp1252 -t utf-8, or remove them"
         )
     if marked:
         log.info("%s of %d texts were read by their byte order mark", _counted(marked), len(files))
     if damaged := sum("\ufffd" in content for content in contents):
         log.warning("%d of %d texts hold replacement characters: they were damaged before", damaged, len(files))
+    if controlled := sum(CONTROL.search(content) is not None for content in contents):
+        log.warning(
+            "%d of %d texts hold control characters, as binary files have and texts that were decoded wrongly",
+            controlled,
+            len(files),
+        )
     return contents
 
 

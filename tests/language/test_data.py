@@ -1,6 +1,9 @@
 """Token files: what goes in comes out, damage is refused by name."""
 
+import gzip
 import json
+import lzma
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -206,6 +209,75 @@ def test_another_encoding_is_refused_with_counts(tmp_path, options, data, cause)
     with pytest.raises(ConfigError, match=rf"^2 of 40 texts are not in UTF-8 \(.*05\.txt: {cause}.*iconv") as caught:
         corpora.text(str(tmp_path / "texts"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (gzip.compress(b"a text"), "gzip"),
+        (lzma.compress(b"a text"), "xz"),
+        (b"PK\x03\x04\x14\x00", "ZIP"),
+        (b"%PDF-1.7\n1 0 obj\n", "PDF"),
+        (b"{\\rtf1\\ansi a text}", "RTF"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+            "Git LFS, which stands for content",
+        ),
+    ],
+)
+def test_texts_that_are_packed_are_refused_with_their_kind(tmp_path, options, data, kind):
+    (tmp_path / "texts" / "05.txt").write_bytes(data)
+    (tmp_path / "texts" / "06.txt").write_bytes(data)
+    with pytest.raises(
+        ConfigError, match=rf"^2 of 40 texts are no plain .*05\.txt, which is a file of {kind}"
+    ) as caught:
+        corpora.text(str(tmp_path / "texts"))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "counted"),
+    [
+        ("“quotes” – dash…".encode("cp1252").decode("latin-1").encode(), True),  # what iconv -f latin1 makes of it
+        ("größer ß".encode().decode("latin-1").encode(), True),  # encoded twice
+        ("日本語".encode("iso2022_jp"), True),
+        (b"\x1b[31mred", True),
+        (b"\x01\x02", True),
+        ("page\fpage\ttab\vline\x85 größer\u2028“quotes”\n".encode(), False),
+    ],
+    ids=["cp1252", "twice", "iso2022", "colours", "binary", "none"],
+)
+def test_control_characters_are_counted(tmp_path, options, data, counted, caplog):
+    (tmp_path / "texts" / "05.txt").write_bytes(data)
+    corpora.text(str(tmp_path / "texts"))
+    assert ("1 of 40 texts hold control characters" in caplog.text) == counted
+
+
+def test_names_of_files_need_not_be_in_utf_8(tmp_path, options):
+    before = split_of(tmp_path / "texts")
+    Path(os.fsdecode(os.fsencode(tmp_path / "texts") + b"/gr\xf6\xdfer.txt")).write_text("by Latin-1's name")
+    (texts, held_out) = split_of(tmp_path / "texts")
+    assert len(texts) + len(held_out) == len(before[0]) + len(before[1]) + 1
+    assert {split: len(file.tokens) > 0 for split, file in make(tmp_path, options).items()} == {
+        "train": True,
+        "val": True,
+    }
+
+
+def test_texts_that_may_not_be_looked_into_are_refused(tmp_path, options, monkeypatch):
+    """As after `chmod -R 644`: the names in a folder can be read, and nothing else of it."""
+    folder, is_file, is_dir = tmp_path / "texts", Path.is_file, Path.is_dir
+    for checked, forbidden in (("is_dir", folder), ("is_dir", tmp_path), ("is_file", folder)):
+
+        def denied(path: Path, checked: str = checked, forbidden: Path = forbidden) -> bool:
+            if path.parent == forbidden:
+                raise PermissionError(13, "Permission denied", str(path))
+            return (is_dir if checked == "is_dir" else is_file)(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, checked, denied)
+            with pytest.raises(ConfigError, match=rf"{folder} cannot be read .Permission denied.: mend or remove"):
+                corpora.text(str(folder))
 
 
 @pytest.mark.parametrize(
