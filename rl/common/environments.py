@@ -58,10 +58,10 @@ def make_gymnasium(option: str, task: str, options: dict[str, Any]) -> Any:
 def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
     """Make an environment; return it and the texts of warnings on the way (of an old version, for example)."""
     name = f"{option}={task}"
-    with warnings.catch_warnings(record=True) as caught:
+    with torch_as_before(name), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with answering(name, "is being made"), torch_as_before(name):
+            with answering(name, "is being made"):
                 env = without_drawing(lambda: gymnasium.make(task, disable_env_checker=True, **options))
         except SystemExit as error:  # of a licence that is missing, or of a script without `if __name__ == "__main__"`
             if error.code == EXIT_PREEMPTED:  # this program's own: a signal came meanwhile

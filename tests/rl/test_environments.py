@@ -449,7 +449,9 @@ def test_code_that_changes_torch_for_the_whole_process_is_refused(program: Progr
         return Own(ACTIONS[program.name], after=lambda result, steps: (change_torch(), result)[1])
 
     try:
-        assert f" from {said} for the whole process" in refusal(program, make)
+        line = refusal(program, make)
+        assert f" from {said} for the whole process" in line
+        assert line.count("env.") == 1
     finally:
         set_back()
 
