@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from fire_core.weights.entry import Entry
-from fire_core.weights.layout import Selector, matches, nothing_matches, resolve, selectors_of
+from fire_core.weights.layout import Selector, matches, no_match_error, resolve, selectors_of
 from fire_core.weights.topology import prefixes
 
 Keep = Selector | Iterable[Selector]
@@ -31,7 +31,7 @@ def kept_tensors(modules: Mapping[str, nn.Module], keep: Keep) -> list[Tensor]:
     for selector in selectors_of("keep", keep):
         matching = [entry for name, entry in entries if matches(entry, selector) or _is_named(name, entry, selector)]
         if not matching:
-            raise nothing_matches("keep", selector, [entry for _, entry in entries])
+            raise no_match_error("keep", selector, [entry for _, entry in entries])
         matching_ids = {id(entry.parameter) for entry in matching}
         for _, entry in entries:
             if id(entry.parameter) in matching_ids and entry not in matching:

@@ -1,4 +1,4 @@
-"""The source of functions as syntax trees, and the values that names in them have; nothing is run."""
+"""The source of functions as syntax trees, and the values of the names in them. No function is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @lru_cache(maxsize=256)
 def _functions_of(filename: str, _: int) -> dict[int, list[Function]]:
-    """The functions of a file by the line on which they begin; empty where it cannot be read."""
+    """Return the functions of a file by the line on which they begin; empty if its source cannot be read.
+
+    Args:
+        filename: the file.
+        _: its number of lines, so that the cache reads a file again whose length has changed.
+    """
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
@@ -26,16 +31,16 @@ def _functions_of(filename: str, _: int) -> dict[int, list[Function]]:
     for node in ast.walk(tree):
         if isinstance(node, Function):
             decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
-            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
-            functions.setdefault(first, []).append(node)
+            first_line = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            functions.setdefault(first_line, []).append(node)
     return functions
 
 
 def source_of(function: Any) -> Function | None:
-    """The syntax tree of a Python function, of a lambda too; None where its source cannot be read.
+    """Return the syntax tree of a Python function or lambda; None if its source cannot be read.
 
     Args:
-        function: a function, without `self`; decorated ones are looked through.
+        function: a function, not a bound method; the function inside a decorator is taken.
     """
     try:
         code = inspect.unwrap(function).__code__
@@ -43,34 +48,41 @@ def source_of(function: Any) -> Function | None:
         return None
     nodes = _functions_of(code.co_filename, len(linecache.getlines(code.co_filename))).get(code.co_firstlineno, [])
     fitting = [node for node in nodes if _name(node) == code.co_name and _arguments(node) == _parameters(code)]
+    # Several on one line, such as two lambdas, cannot be told apart, unless they are equal.
     return fitting[0] if len(fitting) == 1 or len({ast.dump(node) for node in fitting}) == 1 else None
 
 
 def _name(node: Function) -> str:
+    """Return the name of a function as its code object has it."""
     return "<lambda>" if isinstance(node, ast.Lambda) else node.name
 
 
 def _arguments(node: Function) -> list[str]:
+    """Return the names of a syntax tree's arguments, without `*args` and `**kwargs`."""
     arguments = node.args
     return [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
 def _parameters(code: Any) -> list[str]:
+    """Return the names of a code object's arguments, without `*args` and `**kwargs`."""
     return list(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
 
 
 def file_of(function: Any) -> str:
-    """The name of the file that a function stands in."""
+    """Return the name of the file with a function's source."""
     return str(inspect.unwrap(function).__code__.co_filename)
 
 
 def place(filename: str, line: int) -> str:
-    """`model.py:12`, for messages."""
+    """Return a line of a file as `model.py:12`, for messages."""
     return f"{Path(filename).name}:{line}"
 
 
 def outer_names(function: Any) -> dict[str, Any]:
-    """The values of names that a function does not define itself: of builtins, its module and functions around it."""
+    """Return the values of the names that a function can use without defining them.
+
+    They are the builtins, the globals of its module, and the variables of functions around it.
+    """
     function = inspect.unwrap(function)
     names: dict[str, Any] = vars(builtins) | function.__globals__
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -82,19 +94,22 @@ def outer_names(function: Any) -> dict[str, Any]:
 
 
 def method_of(module: nn.Module, name: str, after: type | None = None) -> tuple[Any, type | None]:
-    """A method's function as the class defines it, and that class; None where there is none.
+    """Return the function of a method, without `self`, and the class that defines it; (None, None) if there is none.
 
     Args:
-        module: an instance.
-        name: of the method.
-        after: a class of its line of ancestors: only those behind it count, as for `super()`.
+        module: the module whose method it is. A function in an attribute of the instance itself comes before those of
+            its class; the second result is then None.
+        name: name of the method.
+        after: search only the classes behind this one in the method resolution order, as `super()` does.
     """
     ancestors = type(module).__mro__
     if after is not None:
         ancestors = ancestors[ancestors.index(after) + 1 :] if after in ancestors else ()
     elif name in vars(module):
-        own = vars(module)[name]
-        return (own.__func__, type(module)) if inspect.ismethod(own) and own.__self__ is module else (own, None)
+        attribute = vars(module)[name]
+        if inspect.ismethod(attribute) and attribute.__self__ is module:
+            return attribute.__func__, type(module)
+        return attribute, None
     for ancestor in ancestors:
         if name in vars(ancestor):
             return vars(ancestor)[name], ancestor
@@ -102,16 +117,16 @@ def method_of(module: nn.Module, name: str, after: type | None = None) -> tuple[
 
 
 def forward_of(module: nn.Module) -> tuple[Any, type | None]:
-    """The function that a call of the module runs, and the class that defines it."""
+    """Return the function that a call of a module runs, and the class that defines it; see `method_of`."""
     return method_of(module, "forward")
 
 
 def is_torchs(function: Any) -> bool:
-    """Whether a function or class is torch's own."""
+    """Return whether a function or class is torch's own, also within `functools.partial`."""
     while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__module__", None) or ""
-    if name in ("builtins", "") and hasattr(function, "__self__"):  # torch.chunk, of a class of C
+    if name in ("builtins", "") and hasattr(function, "__self__"):  # a function in C, such as torch.chunk
         name = getattr(type(function.__self__), "__module__", "") or getattr(function.__self__, "__name__", "")
         return name.startswith("torch") or getattr(function.__self__, "__name__", "").startswith("torch")
     return name == "torch" or name.startswith(("torch.", "torch_"))

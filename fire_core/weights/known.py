@@ -1,9 +1,10 @@
-"""What is known of the fused weights of transformers, timm, torchvision, x-transformers and mamba_ssm.
+"""Rules that say how the fused weights of transformers, timm, torchvision, x-transformers and mamba_ssm divide.
 
-Two kinds of knowledge. A rule by name holds in the packages whose families the tests compare with their forward passes
-(`tests/zoo`): a `qkv` with three times as many rows as columns is q, k, v. A rule by class goes before it, for whatever
-lies otherwise; it belongs to the class whose `forward` runs, by its name or, where many use the name, by package, file
-and name (`timm.tiny_vit.Attention`). Nothing is imported. Each rule is checked against shapes and attributes.
+There are two kinds. A rule by name holds in the packages whose models the tests compare with their forward passes
+(`tests/zoo`): a `qkv` with three times as many rows as columns is q, k, v. A rule by class comes before it, for weights
+that are stored otherwise. It belongs to the class whose `forward` runs, named by its name or, where several classes
+share it, by package, file and name (`timm.tiny_vit.Attention`). None of these packages is imported. Each rule is
+checked against the shapes and attributes of the module.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from torch import Tensor, nn
 
 from fire_core.weights.code import is_torchs
 from fire_core.weights.entry import Cut, Entry
-from fire_core.weights.topology import Use, holds, width
+from fire_core.weights.topology import Use, projections_in_name, width
 
 # Packages in which a name says how a layer is cut, unless its class is in the table below.
 PACKAGES = ("transformers", "timm", "torchvision")
 
-# Classes | layers or raw parameters of theirs | their blocks, see `parse_rule` | of a raw one: role and storage.
-# Two more names: `*`, any class of the packages; `*Experts`, classes that say themselves how they store.
-# Last, for `layout="heads"`: classes that keep a head's rows of q, k and v together, and its columns of the output
-# projection alike | heads | attributes that say how many heads of queries, and of keys and values if not as many, they
-# have | the output projection, if it is in the module.
+# A line is: classes | their layers or raw parameters | the blocks, see `parse_rule` | for a raw parameter its role, and
+# how it is stored. Instead of classes: `*` is any class of `PACKAGES`, `*Experts` is any class of experts with the
+# attribute `is_concatenated`.
+# The lines at the end are for `layout="heads"`: classes that store the rows of one head of q, k and v together, and the
+# columns of that head in the output projection as well | heads | the attribute with the number of heads of q, and a
+# second one if k and v have another number | name of the output projection, if it is in the module.
 _RULES = """
 * | gate_up_proj Wi | gate up
 * | kv_b_proj | num_heads: k=qk_nope_head_dim v=v_head_dim
@@ -118,7 +120,7 @@ torchvision.swin_transformer.ShiftedWindowAttention | heads | num_heads | proj
 
 
 def _table() -> dict[str, dict[str, tuple[str, str]]]:
-    """By class and weight: its statement, and how it is stored."""
+    """Return the rules: from a class and the name of its weight to (blocks, how it is stored)."""
     table: dict[str, dict[str, tuple[str, str]]] = {}
     for line in filter(None, _RULES.replace("\n    ", " ").splitlines()):
         classes, weights, statement, *stored = [cell.strip() for cell in line.split(" |")]
@@ -128,80 +130,103 @@ def _table() -> dict[str, dict[str, tuple[str, str]]]:
 
 
 TABLE = _table()
+# The gates of recurrent layers in the order of torch's rows.
 _GATES = {"LSTM": "i f g o", "GRU": "r z n", "LSTMCell": "i f g o", "GRUCell": "r z n"}
 _OPERATORS = {"": operator.add, "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 UNKNOWN_HEADS = "its number of heads is not known"
 
 
 class RuleDoesNotFit(Exception):
-    """A known module whose weight has another shape than its rule says; the message is one clause."""
+    """A module with a rule has a weight of another shape than the rule says; the message is a clause."""
 
 
 def known_cut(use: Use, parameter: Tensor, rows: int, by_torch: bool = False) -> Cut | None:
-    """What the rules say of a parameter; None where none knows it.
+    """Return how a parameter is cut by the rules; None if there is no rule for it.
 
     Args:
-        use: where the parameter sits.
-        parameter: a weight, or a raw parameter.
+        use: the place of the parameter in the model.
+        parameter: the weight of a layer, or a raw parameter.
         rows: d_out of its matrix.
-        by_torch: whether torch's own code takes the weight, called in a forward pass of a subclass.
+        by_torch: whether the forward pass of a subclass calls torch's own code with the weight.
 
     Raises:
-        RuleDoesNotFit: its class is known with another shape.
+        RuleDoesNotFit: there is a rule for the class, but the weight has another shape.
     """
     names = use.name.split(".")
-    # Upwards, each with the name by which it may know the parameter: a layer may sit in a wrapper, or in a list.
+    # The modules around the parameter from the inside out, because a layer may be in a wrapper or in a list.
     levels = range(2) if use.is_raw else range(1, 4)
     for up in levels[: len(use.path) - levels.start]:
         module = use.path[-1 - up]
         rule = _rule_for(use, module, names[-1 - up], rows, by_torch)
         if rule is not None:
             try:
-                return _apply(rule, module, parameter if use.is_raw or rule[1] else None, rows)
+                return _cut_by_rule(rule, module, parameter if use.is_raw or rule[1] else None, rows)
             except (RuleDoesNotFit, AttributeError) as misfit:
                 raise RuleDoesNotFit(f"the layout known for {type(module).__name__} does not fit: {misfit}") from misfit
     return parse_rule("value gate", None, rows) if feeds_glu(use) and rows % 2 == 0 else None
 
 
 def _rule_for(use: Use, module: nn.Module, leaf: str, rows: int, by_torch: bool) -> tuple[str, str] | None:
-    """The rule for a module's own parameter, or for the layer of that name in it; None where none is known."""
+    """Return the rule, (blocks, how it is stored), for a parameter; None if there is none.
+
+    Args:
+        use: the place of the parameter in the model.
+        module: the module around the parameter whose rules are asked.
+        leaf: name of the parameter, or of the layer with it, in that module.
+        rows: d_out of its matrix.
+        by_torch: see `known_cut`.
+    """
     owner, rules = _rules_of(module)
     if by_torch and isinstance(module, nn.MultiheadAttention):
         rules = TABLE["torch.activation.MultiheadAttention"]
     if leaf in rules:
         return rules[leaf]
     columns = 0 if use.is_raw else width(use.owner)
-    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # one matrix for each gate of `weight_ih` and of `weight_hh`
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # `weight_ih` and `weight_hh` hold one matrix for each gate
         if not by_torch and not is_torchs(owner):
             return None
         kind = next(c.__name__ for c in type(module).__mro__ if is_torchs(c))
         gates = _GATES.get(getattr(module, "mode", kind), "")
         return ("" if leaf.startswith("weight_hr") else gates, "")
-    if columns < 2 or owner.__module__.partition(".")[0] not in PACKAGES:  # of one column nothing is left but signs
+    # A weight of one column is left out, because a projection would leave nothing of it but signs.
+    if columns < 2 or owner.__module__.partition(".")[0] not in PACKAGES:
         return None
     if leaf in TABLE["*"]:
         return TABLE["*"][leaf]
-    if len(parts := holds(leaf)) < 2:
+    if len(parts := projections_in_name(leaf)) < 2:
         return None
-    # Each part is as high as the weight is wide, or as what reads it.
+    # Each part has as many rows as the weight has columns, or as a layer beside it has inputs.
     heights = {columns, *map(width, use.around.layers(module))}
     return (" ".join(parts), "") if rows in {len(parts) * height for height in heights} else None
 
 
 def _rules_of(module: nn.Module) -> tuple[type, dict[str, tuple[str, str]]]:
-    """The class whose `forward` runs (a subclass with its own may read its rows anew), and the table's rules for it."""
+    """Return the class whose `forward` a module runs, and the rules of the table for that class.
+
+    A subclass with a forward pass of its own may use the rows otherwise, so the rules of its parents do not hold.
+    """
     owner = next((c for c in type(module).__mro__ if "forward" in vars(c)), nn.Module)
     parts = owner.__module__.split(".")
     rules = TABLE.get(f"{parts[0]}.{parts[-1]}.{owner.__name__}")
-    if rules is None and parts[0] in PACKAGES:  # a class of one's own may have a known name, and lies otherwise
+    if rules is None and parts[0] in PACKAGES:  # a user's class may have such a name and store otherwise
         rules = TABLE.get(owner.__name__)
     if rules is None and owner.__name__.endswith("Experts") and hasattr(module, "is_concatenated"):
         rules = TABLE["*Experts"]
     return owner, rules or {}
 
 
-def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: int) -> Cut:
-    """A rule's cut; of a raw parameter, which of its last two dimensions is d_out is for the rule to say."""
+def _cut_by_rule(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: int) -> Cut:
+    """Return the cut that a rule gives.
+
+    Args:
+        rule: (blocks, how the weight is stored).
+        module: the module whose attributes the rule names.
+        raw: a raw parameter, of which the rule says which of the last two dimensions is d_out; None for a layer.
+        rows: d_out of a layer's matrix.
+
+    Raises:
+        RuleDoesNotFit: the blocks do not add up to the rows, or the module lacks an attribute.
+    """
     statement, stored = rule
     options = dict(word.partition(":")[::2] for word in stored.split())
     if raw is None or not options:
@@ -209,72 +234,110 @@ def _apply(rule: tuple[str, str], module: nn.Module, raw: Tensor | None, rows: i
     flag = options.get("transposed")
     transposed = flag is not None and bool(not flag or getattr(module, flag))
     cut = parse_rule(statement, module, raw.shape[-1 if transposed else -2])
-    groups = number(module, options["groups"]) if "groups" in options else 1
+    groups = evaluate(module, options["groups"]) if "groups" in options else 1
     return replace(cut, transposed=transposed, groups=groups, role=next(iter(options)))
 
 
 def fused_class(use: Use) -> bool:
-    """Whether torch keeps several matrices in the weights of this name: of attention, LSTM and GRU."""
-    kinds = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
-    return use.attribute == "in_proj_weight" or (isinstance(use.owner, kinds) and use.attribute.startswith("weight_"))
+    """Return whether torch stores several matrices in a weight of this name: in attention, LSTM and GRU."""
+    recurrent = (nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell)
+    is_gates = isinstance(use.owner, recurrent) and use.attribute.startswith("weight_")
+    return is_gates or use.attribute == "in_proj_weight"
 
 
 def feeds_glu(use: Use) -> bool:
-    """Whether torch's own GLU, which takes two halves, comes right after the layer in a Sequential."""
+    """Return whether torch's GLU, which splits its input in two halves, directly follows the layer in a Sequential."""
     if len(use.path) < 2 or not isinstance(use.path[-2], nn.Sequential):
         return False
     return isinstance(use.around.follower(use.path[-2], use.owner), nn.GLU)
 
 
 def parse_rule(statement: str, module: Any, rows: int) -> Cut:
-    """The cut that a statement of a rule gives for a module's weight.
+    """Return the cut that a rule's statement of blocks means for a module's weight.
 
-    `q k v` are blocks of equal height; `q,k=key_dim v=val_dim*2` have heights that attributes of the module make;
-    `num_heads: q k v` recur, interleaved by head; nothing is one matrix. Of several, between semicolons, the first
-    whose condition the module meets: `use_global ? k v ; q k v`.
+    `q k v` are three blocks of equal height. `q,k=key_dim v=val_dim*2` are three blocks whose heights are attributes of
+    the module, see `evaluate`. `num_heads: q k v` repeats so often, interleaved by head. An empty statement is one
+    matrix. Of several statements between semicolons, the first counts whose condition the module meets: `use_global ? k
+    v ; q k v`.
+
+    Args:
+        statement: the blocks.
+        module: the module with the attributes; not needed if the statement names none.
+        rows: d_out of the weight's matrix.
 
     Raises:
-        RuleDoesNotFit: the blocks are not the rows, or the module lacks an attribute.
+        RuleDoesNotFit: the blocks do not add up to the rows, or the module lacks an attribute.
+        AttributeError: the module lacks the attribute of a condition.
     """
     for choice in statement.split(" ; "):
         condition, _, text = choice.rpartition("? ")
         if not condition or getattr(module, condition.strip()):
             break
-    recurs, _, text = text.rpartition(": ")
-    repeats = number(module, recurs, rows) if recurs else 1
-    parts = [(name, h) for names, _, h in (part.partition("=") for part in text.split()) for name in names.split(",")]
+    repeats_text, _, text = text.rpartition(": ")
+    repeats = evaluate(module, repeats_text, rows) if repeats_text else 1
+    parts: list[tuple[str, str]] = []  # name of a block, and the expression for its height
+    for part in text.split():
+        names, _, expression = part.partition("=")
+        parts += [(name, expression) for name in names.split(",")]
     parts = parts or [("", "")]
-    even = rows // max(1, repeats * len(parts))
-    cut = Cut(tuple((name, number(module, height, rows) if height else even) for name, height in parts), repeats)
-    heights = tuple(height for _, height in cut.blocks)
+    even_height = rows // max(1, repeats * len(parts))
+    blocks = []
+    for name, expression in parts:
+        blocks.append((name, evaluate(module, expression, rows) if expression else even_height))
+    cut = Cut(tuple(blocks), repeats)
+    heights = tuple(height for _, height in blocks)
     if cut.rows != rows or min(heights) < 1:
         raise RuleDoesNotFit(f"{f'{repeats} x ' if repeats > 1 else ''}{heights} rows are not its {rows}")
     return cut
 
 
-def number(module: Any, expression: str, rows: int = 0) -> int:
-    """What numbers, attributes of the module or else of its `config`, and its `rows` make, from left to right.
+def evaluate(module: Any, expression: str, rows: int = 0) -> int:
+    """Return the value of an expression such as `num_heads*head_dim`, computed from left to right without precedence.
+
+    Args:
+        module: the module with the attributes, or with a `config` that has them.
+        expression: numbers, names of attributes and the word `rows`, joined by + - * /, where / rounds down.
+        rows: the value of `rows`.
 
     Raises:
-        RuleDoesNotFit: the module has no number of that name.
+        RuleDoesNotFit: neither the module nor its `config` has a whole number above 0 of that name.
     """
     result = 0
     for sign, term in re.findall(r"([-+*/]?)(\w+)", expression):
-        value = int(term) if term.isdigit() else rows if term == "rows" else _attribute(module, term)
+        if term.isdigit():
+            value = int(term)
+        elif term == "rows":
+            value = rows
+        else:
+            value = _attribute(module, term)
         result = _OPERATORS[sign](result, value)
     return result
 
 
 def _attribute(module: Any, name: str) -> int:
-    for place in (module, getattr(module, "config", None)):
-        value = getattr(place, name, None)
+    """Return the whole number above 0 in an attribute of a module, or else of its `config`.
+
+    Raises:
+        RuleDoesNotFit: there is none.
+    """
+    for holder in (module, getattr(module, "config", None)):
+        value = getattr(holder, name, None)
         if isinstance(value, int) and value > 0:
             return int(value)
     raise RuleDoesNotFit(f"{type(module).__name__} has no number {name}")
 
 
 def by_head(entry: Entry, use: Use) -> Entry:
-    """An attention's matrix cut by head; kept, with the reason, where that is not known. Any other entry as it is."""
+    """Return an entry cut by attention head, for `layout="heads"`.
+
+    Args:
+        entry: an entry; if it is no matrix of an attention, it is returned unchanged.
+        use: the place of its parameter.
+
+    Returns:
+        The entry with its `heads`; if these are not known, the entry with the role "other" and a reason, so that it is
+        kept.
+    """
     if entry.kind != "matrix" or entry.role not in ("q", "k", "v", "attention_out"):
         return entry
     try:
@@ -284,27 +347,29 @@ def by_head(entry: Entry, use: Use) -> Entry:
 
 
 def _heads_of(entry: Entry, use: Use) -> int:
-    """How many heads a matrix holds.
+    """Return the number of heads in an attention's matrix.
 
     Raises:
-        RuleDoesNotFit: the class is not known, or its weight is another than the known one.
+        RuleDoesNotFit: there is no rule for the class, or the matrix is not the one that the rule means.
     """
     leaf, holder = use.place
     columns = entry.role == "attention_out"
     if columns and "heads" not in _rules_of(holder)[1] and not use.around.attends(holder):
-        # BERT's output lies beside the part that knows the heads.
+        # In BERT the output projection is in another module, beside the one with the number of heads.
         around = use.path[max(use.path.index(holder) - 1, 0)]
         leaf, holder = next((("", part) for part in around.children() if "heads" in _rules_of(part)[1]), (leaf, holder))
-    name, (statement, out) = type(holder).__name__, _rules_of(holder)[1].get("heads", ("", ""))
-    if not statement:
+    name = type(holder).__name__
+    attributes, output_projection = _rules_of(holder)[1].get("heads", ("", ""))
+    if not attributes:
         raise RuleDoesNotFit(f"no rule knows {name}")
-    queries, *keys = statement.split()
-    if columns and (leaf != out or entry.block):
+    query_heads, *key_heads = attributes.split()
+    if columns and (leaf != output_projection or entry.block):
         raise RuleDoesNotFit(f"{leaf} of {name} is not its output projection")
-    heads = number(holder, queries if columns or entry.role == "q" or not keys else keys[0])
+    heads = evaluate(holder, query_heads if columns or entry.role == "q" or not key_heads else key_heads[0])
     d_out, d_in = entry.shape
-    width_of_heads, rest = divmod(d_in if columns else d_out, heads)
-    declared: object = getattr(holder, "head_dim", None)
-    if rest or heads % entry.repeats or entry.count > 1 or (isinstance(declared, int) and declared != width_of_heads):
+    head_dim, rest = divmod(d_in if columns else d_out, heads)
+    declared_dim: object = getattr(holder, "head_dim", None)
+    differs = isinstance(declared_dim, int) and declared_dim != head_dim
+    if rest or heads % entry.repeats or entry.count > 1 or differs:
         raise RuleDoesNotFit(f"{d_out} x {d_in} is not {heads} heads of {name}")
     return heads

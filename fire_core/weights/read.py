@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from fire_core.weights.entry import Cut
 from fire_core.weights.generators import restored_generators
-from fire_core.weights.outside import kept_outside
+from fire_core.weights.outside import state_outside_restored
 from fire_core.weights.topology import is_linear, unwrap, width, words
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
@@ -239,7 +239,7 @@ def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | Non
     grouped = {id(m._parameters.get("weight")) for m in convolutions if m.groups > 1}  # cut by their groups
     chosen = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and id(p) not in grouped]
     try:
-        with kept_outside(model):
+        with state_outside_restored(model):
             return _read(model, arguments, keywords, chosen, places or {})
     except Exception as error:  # whatever somebody's model raises
         raise ValueError(f"example: the model does not run on it: {type(error).__name__} {error}") from error
@@ -297,7 +297,7 @@ def read_module(module: nn.Module, layer: nn.Module, places: Places = ()) -> Cut
     Returns:
         The cut; None if the module does not run on one tensor alone, or if nothing was seen.
     """
-    with kept_outside(module):
+    with state_outside_restored(module):
         return _read_alone(module, layer.weight, _shapes(layer), places)
 
 
@@ -489,7 +489,7 @@ def equals_plain(module: nn.Module) -> bool:
         reference: Any = kind.forward
         x = _input_of(copied)
         times = 3 if isinstance(module, nn.MultiheadAttention) else 1
-        with kept_outside(copied), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
+        with state_outside_restored(copied), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
             expected = _tensors(reference(copied, *[x] * times))[0]
             for count in dict.fromkeys((1, times)):
                 with suppress(Exception):  # whatever somebody's layer raises on arguments that it does not take

@@ -1,6 +1,6 @@
-"""What a parameter is, read from where it sits in the model: its owner, the owner's neighbours, its other names.
+"""What a parameter is for, read from its place in the model: its module, the modules around it, its other names.
 
-Names, of layers and of classes, decide only what a layer is for: which of three equal projections is the query, which
+Names of layers and classes decide only the role of a layer: which of three equal projections is the query, and which
 layer is the head.
 """
 
@@ -21,12 +21,13 @@ from torch.nn.parameter import UninitializedParameter
 
 from fire_core.weights.adapters import adapter_lock
 
-# A projection of one part: q, to_q, q_proj, W_Q, w_qs, query_proj, add_q_proj, toqueries, ...
-_PART = re.compile(
+# Names of layers with a single projection: q, to_q, q_proj, W_Q, w_qs, query_proj, add_q_proj, toqueries, ...
+_SINGLE_PROJECTION = re.compile(
     r"(?:w_?|(?:to|c|fc|lin|linear|proj|project|projection|add|pos)_|to(?=quer|key|val))?(q|quer(?:y|ie)|k|key|v|value)s?"
     r"(?:_(?:proj|projection|lin|linear|layer|net|head|proj_weight|b_proj|global))?",
     re.IGNORECASE,
 )
+# Names of layers with several projections, by these projections.
 _FUSED = {
     "qkv": "qkv c_attn qkv_proj to_qkv Wqkv wqkv c_qkv in_proj_weight in_proj_bias query_key_value att_proj qkv_linear "
     "qkvs",
@@ -34,18 +35,19 @@ _FUSED = {
     "qk": "qk",
 }
 FUSED = {name: parts for parts, names in _FUSED.items() for name in names.split()}  # {"Wqkv": "qkv", ...}
-# Transformers' classes that hold one layer of a block each, in BERT and its kin.
+# Classes of transformers that hold one layer of a block each, in BERT and similar models.
 _BERT = re.compile(r"(?:(Self|Attention)Output|Intermediate|Output)$")
 _HEAD = {"head", "heads", "lm_head", "classifier", "predictor"}
 _SB3_HEAD = re.compile(r"action_net|value_net|q_net|mu|log_std|qf\d+|quantile_net")
 _ROUTER = re.compile(r"Router|MoE\w*Gate|TopKGat|TopkGat")
 _WEIGHTS = ("weight", "weight_mu")  # the second is that of a noisy layer
 
+# Attributes in which torch's wrappers (compile, activation checkpointing, FSDP1) keep the module inside.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DistributedDataParallel, `torch.compile`, activation checkpointing and FSDP wrappers."""
+    """Return the module inside the wrappers of DistributedDataParallel, compile, activation checkpointing and FSDP."""
     while not isinstance(model, torch.jit.ScriptModule):
         inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
         for attribute in _WRAPPERS:
@@ -57,18 +59,20 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def clean_name(name: str) -> str:
-    """A parameter's name without what such wrappers put into it."""
+    """Return a parameter's name without the parts that the wrappers of `unwrap` put into it."""
     for attribute in _WRAPPERS:
         name = name.replace(f"{attribute}.", "")
     return name
 
 
 class Surroundings:
-    """What lies around the layers of one model. Each question is answered once for each module, so that reading a model
-    takes time in proportion to its layers, however many of them lie side by side.
+    """Answers questions about the modules around the layers of one model.
+
+    Answers are cached for each module, so the time to read a model grows as its number of layers, also if many of them
+    are children of one module.
 
     Args:
-        model: without wrappers.
+        model: a model without wrappers.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -82,50 +86,51 @@ class Surroundings:
         self._experts: dict[nn.Module, list[Experts]] = {}
 
     def layers(self, module: nn.Module) -> tuple[nn.Module, ...]:
-        """Linear layers that a module holds itself or through a Sequential, in their order."""
+        """Return the linear layers that are children of a module, directly or through a Sequential, in their order."""
         if module not in self._layers:
             self._layers[module] = tuple(linear_layers(module))
         return self._layers[module]
 
     def position(self, module: nn.Module, layer: nn.Module) -> int | None:
-        """The place of a layer among `layers(module)`; None if it is none of them."""
+        """Return the index of a layer in `layers(module)`; None if it is not there."""
         if module not in self._positions:
-            self._positions[module] = {held: i for i, held in reversed([*enumerate(self.layers(module))])}
+            indexed = reversed([*enumerate(self.layers(module))])  # of a layer that occurs twice, the first index stays
+            self._positions[module] = {other: i for i, other in indexed}
         return self._positions[module].get(layer)
 
     def last_reader(self, module: nn.Module, inputs: int) -> int | None:
-        """The place among `layers(module)` of the last one with so many inputs; None if there is none."""
+        """Return the index in `layers(module)` of the last layer with this number of inputs; None if there is none."""
         if module not in self._readers:
             self._readers[module] = {width(layer): i for i, layer in enumerate(self.layers(module))}
         return self._readers[module].get(inputs)
 
     def attends(self, module: nn.Module) -> bool:
-        """Whether it has projections that are called queries and keys, or is an attention around parts with them."""
+        """Return `attends(module)`, cached."""
         if module not in self._attends:
             self._attends[module] = attends(module)
         return self._attends[module]
 
     def siblings(self, module: nn.Module, kind: type) -> int:
-        """How many children of a module are of exactly this class."""
+        """Return how many children of a module are of exactly this class, not of a subclass."""
         if module not in self._classes:
             self._classes[module] = Counter(map(type, module.children()))
         return self._classes[module][kind]
 
     def follower(self, module: nn.Module, child: nn.Module) -> nn.Module | None:
-        """What comes after a child of a Sequential."""
+        """Return the module that follows a child of a Sequential; None for the last."""
         if module not in self._followers:
             self._followers[module] = dict(pairwise(module.children()))
         return self._followers[module].get(child)
 
     def experts(self, module: nn.Module) -> list[Experts]:
-        """The groups of alike modules that a module holds side by side: experts, or blocks in a row."""
+        """Return the groups of like modules among a module's children: experts, or blocks in a row."""
         if module not in self._experts:
             self._experts[module] = list(_alike_children(module))
         return self._experts[module]
 
     @cached_property
     def layer_counts(self) -> Counter[nn.Module]:
-        """How many linear layers and convolutions lie in each module; itself counts too."""
+        """From each module to the number of linear layers and convolutions in it, itself included."""
         counts: Counter[nn.Module] = Counter()
         for module in reversed([*self.model.modules()]):  # children before their parents
             counts[module] = is_linear(module) + sum(counts[child] for child in module.children())
@@ -133,19 +138,22 @@ class Surroundings:
 
     @cached_property
     def networks(self) -> set[nn.Module]:
-        """The model, and where it only wraps others these: one, or several of one class (student and teacher)."""
-        networks, waiting = {self.model}, [self.model]
-        while waiting:
-            children = [child for child in waiting.pop().children() if self.layer_counts[child]]
+        """The model and, if it only wraps others, these: one, or several of one class (student and teacher)."""
+        networks, possible_wrappers = {self.model}, [self.model]
+        while possible_wrappers:
+            children = [child for child in possible_wrappers.pop().children() if self.layer_counts[child]]
             if len({type(child) for child in children}) == 1 and not any(map(is_linear, children)):
-                waiting += [child for child in children if child not in networks]
+                possible_wrappers += [child for child in children if child not in networks]
                 networks |= {*children}
         return networks
 
     @cached_property
     def output_layers(self) -> set[nn.Module]:
-        """What the networks themselves name as their last layers: `get_classifier` of timm's models,
-        `get_output_embeddings` of transformers', the output networks of stable-baselines3's policies."""
+        """The layers that networks themselves name as their last ones.
+
+        These are `get_classifier()` in timm, `get_output_embeddings()` in transformers, and the output networks of
+        policies in stable-baselines3.
+        """
         outputs: set[nn.Module] = set()
         for module in self.model.modules():
             for getter in ("get_classifier", "get_output_embeddings"):
@@ -153,7 +161,7 @@ class Surroundings:
                     continue
                 try:
                     named = getattr(module, getter)()
-                except Exception:  # whatever somebody's class raises without such a layer
+                except Exception:  # any error of a class that has no such layer
                     continue
                 outputs |= {layer for layer in (named if isinstance(named, tuple) else (named,)) if layer is not None}
             package = type(module).__module__.partition(".")[0]
@@ -164,7 +172,13 @@ class Surroundings:
 
 
 class Experts(NamedTuple):
-    """Modules of one class side by side: how many, the inputs of the first, and whether they are called experts."""
+    """Modules of one class among the children of a module.
+
+    Attributes:
+        size: number of these modules.
+        inputs: number of inputs of the first; 0 for a stack of raw weights, where it is not known.
+        named: whether they are called experts.
+    """
 
     size: int
     inputs: int
@@ -172,18 +186,18 @@ class Experts(NamedTuple):
 
 
 def _alike_children(module: nn.Module) -> Iterator[Experts]:
-    """The lists of alike modules, stacks of raw weights, and children that are numbered experts in a module."""
+    """Yield the groups of like modules in a module: lists of them, stacks of raw weights, and numbered experts."""
     numbered = []
     for name, child in module.named_children():
-        called = "expert" in name.lower() or "expert" in type(child).__name__.lower()
+        is_called_expert = "expert" in name.lower() or "expert" in type(child).__name__.lower()
         parts = list(child.children()) if isinstance(child, (nn.ModuleList, nn.ModuleDict)) else []
         if (
             len(parts) > 1
             and len({type(part) for part in parts}) == 1
             and (first := _first_layer(parts[0])) is not None
         ):
-            yield Experts(len(parts), width(first), called)
-        elif called:
+            yield Experts(len(parts), width(first), is_called_expert)
+        elif is_called_expert:
             numbered += [child] if _first_layer(child) is not None else []
             stacks = [p for p in child._parameters.values() if p is not None and p.ndim == 3]
             yield from (Experts(len(stack), 0, True) for stack in stacks)
@@ -192,35 +206,47 @@ def _alike_children(module: nn.Module) -> Iterator[Experts]:
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
+    """Return the first linear layer or convolution of a module; None if it has none."""
     return next((layer for layer in module.modules() if is_linear(layer)), None)
 
 
 def last_layer(module: nn.Module) -> list[nn.Module]:
-    """The last linear layer of a module, if it has one."""
+    """Return a list with the last linear layer or convolution of a module, or an empty one if it has none."""
     return [layer for layer in module.modules() if is_linear(layer)][-1:]
 
 
 @dataclass(frozen=True)
 class Use:
-    """One place where a parameter occurs."""
+    """One place where a parameter occurs in a model.
 
-    name: str  # h.0.attn.c_attn.weight
-    path: tuple[nn.Module, ...]  # from the root to the owner
-    attribute: str  # weight
-    around: Surroundings = field(repr=False, compare=False)  # of the whole model
+    Attributes:
+        name: its name there without wrappers, such as h.0.attn.c_attn.weight.
+        path: the modules from the root to the one that owns it.
+        attribute: its name in that module, such as weight.
+        around: the surroundings of all layers of the model.
+    """
+
+    name: str
+    path: tuple[nn.Module, ...]
+    attribute: str
+    around: Surroundings = field(repr=False, compare=False)
 
     @cached_property
     def owner(self) -> nn.Module:
+        """The module that has the parameter."""
         return self.path[-1]
 
     @cached_property
     def is_raw(self) -> bool:
-        """Whether it belongs to no layer that is known, as in nn.MultiheadAttention."""
+        """Whether its owner is no linear layer or convolution, as in nn.MultiheadAttention."""
         return not is_linear(self.owner)
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
-        """The projection's own name and the module that holds it, looking through Sequential: `to_out.0` -> to_out."""
+        """The name of the layer, or of a raw parameter, and the module that holds it.
+
+        A Sequential and an adapter around the layer are skipped: the layer `to_out.0` has the name to_out.
+        """
         if self.is_raw:
             return self.attribute, self.owner
         parts, level = self.name.split(".")[:-1], len(self.path) - 1
@@ -230,10 +256,18 @@ class Use:
 
 
 def uses_of(model: nn.Module) -> list[tuple[Tensor, list[Use]]]:
-    """Every parameter of a model once, in the order of `named_parameters()`, with all the places where it occurs."""
+    """Return every parameter of a model once, in the order of `named_parameters()`, with all places where it occurs.
+
+    Args:
+        model: a model without wrappers around it; there may be some within.
+
+    Raises:
+        ValueError: a lazy layer has no shape yet.
+    """
     uses: dict[int, tuple[Tensor, list[Use]]] = {}
     around = Surroundings(model)
-    # By names without those of wrappers, of which the last one is the module inside; shared modules by every name.
+    # A wrapper and the module inside it have the same name here, of which the one inside comes last and stays. A shared
+    # module occurs under each of its names.
     modules = {clean_name(f"{key}.").strip("."): m for key, m in model.named_modules(remove_duplicate=False)}
     for name, module in modules.items():
         path = (model, *(modules[prefix] for prefix in prefixes([name]) if prefix))
@@ -251,18 +285,18 @@ MANY_DIMENSIONS = "a raw kernel or stack of more than three dimensions: not supp
 
 
 def padding_row(uses: Iterable[Use]) -> int | None:
-    """The row of an embedding's weight that stands for no word; None for other weights."""
+    """Return the `padding_idx` of the embedding that uses a weight; None if there is none."""
     rows = [u.owner.padding_idx for u in uses if isinstance(u.owner, EMBEDDINGS) and u.attribute == "weight"]
     return next((row for row in rows if row is not None), None)
 
 
 def words(text: str) -> set[str]:
-    """The words of a text, for long lists of names."""
+    """Return the words of a text as a set; it makes long lists of names readable."""
     return set(text.split())
 
 
 def prefixes(names: Iterable[str]) -> Iterator[str]:
-    """`a.b.weight` -> a, a.b, a.b.weight."""
+    """Yield the beginnings of dotted names: a, a.b and a.b.weight for `a.b.weight`."""
     for name in names:
         parts = name.split(".")
         yield from (".".join(parts[: i + 1]) for i in range(len(parts)))
@@ -277,7 +311,7 @@ _TABLE = re.compile(
 
 
 def is_named_table(name: str) -> bool:
-    """Whether a raw parameter's name says that its rows are vectors that are added or put in line, as of positions."""
+    """Return whether a raw parameter's name says that it is a table of vectors, such as embeddings of positions."""
     return _TABLE.fullmatch(name.rpartition(".")[2].lower()) is not None
 
 
@@ -291,7 +325,7 @@ _REASONS = {
 
 
 class Classification(NamedTuple):
-    """What a parameter is: see `Entry`; the reason is why it is kept when nobody asks for it by name."""
+    """The `kind` and `role` of a parameter, see `Entry`, and why it is kept if no selector names it ("": it is not)."""
 
     kind: str
     role: str
@@ -299,60 +333,62 @@ class Classification(NamedTuple):
 
 
 def classify(use: Use, parameter: Tensor, tied: bool) -> Classification:
-    """What a parameter is, by where it sits.
+    """Return what a parameter is for, by its place in the model.
 
     Args:
-        use: its place; of several that of a layer.
-        parameter: itself.
-        tied: whether it is also somebody's raw parameter or embedding.
+        use: its place; of a tied parameter, the place where it is the weight of a layer.
+        parameter: the parameter.
+        tied: whether at another place it is a raw parameter or the weight of an embedding.
     """
     if locked := lock_of(use, parameter):
         return Classification("locked", "other", locked)
     owner, role = use.owner, role_of(use, tied)
     stacked = owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
     is_bias = parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1)
-    is_bias |= use.attribute in ("bias", "bias_mu") and not use.is_raw  # of a stack of layers (n, 1, d_out)
+    is_bias |= (
+        use.attribute in ("bias", "bias_mu") and not use.is_raw
+    )  # the bias of a stack of layers has the shape (n, 1, d_out)
     if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
         kind = "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv"
         return Classification(kind, role, _REASONS.get(role, ""))
     if is_bias or parameter.ndim > 3:
-        raw = MANY_DIMENSIONS
-        return Classification("vector", role, "a bias, a scale or another vector: no matrix" if is_bias else raw)
+        reason = "a bias, a scale or another vector: no matrix" if is_bias else MANY_DIMENSIONS
+        return Classification("vector", role, reason)
     if role == "other" and isinstance(owner, nn.Bilinear):
         return Classification("matrix", role, "bilinear: include it to project the (in1, in2) matrix of each output")
     if role == "other" and not use.is_raw:
-        beside = f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
-        return Classification("matrix", role, beside)
+        reason = f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
+        return Classification("matrix", role, reason)
     return Classification("matrix", role, _REASONS.get(role, ""))
 
 
+# Convolutions of timm that normalise their weight in each forward pass.
 _STANDARDISED = re.compile(r"(Std|ScaledStd|WS|WeightStandardized)Conv2d(Same)?")
 
 
 def lock_of(use: Use, parameter: Tensor) -> str:
-    """Why a parameter's numbers are not the matrix that the module multiplies with; empty if they are."""
+    """Return why a parameter's numbers are not the matrix that its module multiplies with; "" if they are."""
     owner, name, kind = use.owner, use.attribute, type(parameter)
     if isinstance(owner, torch.jit.ScriptModule):
         return "inside a TorchScript module, whose code is compiled: act first, and script it afterwards"
     layer, dtype = type(owner).__name__, str(parameter.dtype).removeprefix("torch.")
-    words = dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
+    description = dtype if kind.__name__ in ("Parameter", "Tensor") else f"{kind.__name__} of {dtype}"
     packed = hasattr(kind, "__tensor_flatten__") and not hasattr(parameter, "device_mesh")
     packed |= kind.__module__.startswith("bitsandbytes")
     if packed or not (parameter.is_floating_point() or parameter.is_complex()):
-        return f"quantised or packed ({words}): its numbers are codes"
+        return f"quantised or packed ({description}): its numbers are codes"
     if parameter.dtype.itemsize == 1:
-        return f"{words}: eight bits hold no isometry, and its scale lies elsewhere"
+        return f"{description}: eight bits hold no isometry, and its scale lies elsewhere"
     flat = isinstance(owner, nn.Linear) and name == "weight" and parameter.ndim < 2
-    if flat or getattr(parameter, "_is_flat_param", False):  # a plain Parameter by its type
+    if flat or getattr(parameter, "_is_flat_param", False):  # its type is a plain Parameter
         return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
     if name == "weight" and _STANDARDISED.fullmatch(layer):
         return f"{layer} standardises its weight in each forward pass"
     if layer == "ParametrizationList":
         by = ", ".join(type(child).__name__ for child in owner.children())
         return f"parametrised by {by}: the module computes its weight from it"
-    if name == "weight" and any(
-        "mask" in key and b is not None and b.shape == parameter.shape for key, b in owner._buffers.items()
-    ):
+    masks = [b for key, b in owner._buffers.items() if "mask" in key and b is not None and b.shape == parameter.shape]
+    if name == "weight" and masks:
         return f"{layer} multiplies its weight with a mask first"
     base = name.removesuffix("_orig")
     if base != name and (f"{base}_mask" in owner._buffers or f"{base}_u" in owner._buffers):
@@ -365,24 +401,28 @@ def lock_of(use: Use, parameter: Tensor) -> str:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether it is a linear layer or a convolution."""
+    """Return whether a module is a linear layer or a convolution."""
     return isinstance(module, _ConvNd) or is_dense(module)
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """Whether it stores (d_in, d_out): GPT-2's layer in transformers, or a subclass of nn.Linear that turned it."""
-    if isinstance(module, torch.jit.ScriptModule):  # its code is compiled, whatever layer it was
+    """Return whether a module is a linear layer with a weight stored (d_in, d_out).
+
+    It is one if it is GPT-2's layer of transformers, or a subclass of nn.Linear that has transposed its weight.
+    """
+    if isinstance(module, torch.jit.ScriptModule):  # its code is compiled, so its attributes do not tell
         return False
     weight = module._parameters.get("weight")
     if weight is None or isinstance(weight, UninitializedParameter) or weight.ndim < 2:
         return False
     if isinstance(module, nn.Linear):
-        turned = module.in_features, module.out_features
-        return tuple(weight.shape[-2:]) == turned != turned[::-1]
+        transposed_shape = module.in_features, module.out_features
+        return tuple(weight.shape[-2:]) == transposed_shape != transposed_shape[::-1]
     return type(module).__name__ == "Conv1D" and weight.ndim == 2 and getattr(module, "nf", None) == weight.shape[1]
 
 
 def role_of(use: Use, tied: bool) -> str:
+    """Return the role of a parameter, see `Entry`; the arguments are those of `classify`."""
     owner = use.owner
     if _is_adapter(use):
         return "adapter"
@@ -391,19 +431,19 @@ def role_of(use: Use, tied: bool) -> str:
     if _is_router(use):
         return "router"
     if isinstance(owner, _ConvNd):
-        single = owner.groups == owner.in_channels and (owner.groups > 1 or owner.out_channels == 1)
-        return "depthwise" if single else "conv"
+        is_depthwise = owner.groups == owner.in_channels and (owner.groups > 1 or owner.out_channels == 1)
+        return "depthwise" if is_depthwise else "conv"
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding"
     if isinstance(owner, (nn.RNNBase, nn.RNNCellBase)):
         return "recurrent"
     leaf, holder = use.place
     if use.is_raw:
-        return holds(leaf)[:1] or "other" if isinstance(owner, nn.MultiheadAttention) else "other"
+        return projections_in_name(leaf)[:1] or "other" if isinstance(owner, nn.MultiheadAttention) else "other"
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
     if use.around.attends(holder):
-        return holds(leaf)[:1] or "attention_out"
+        return projections_in_name(leaf)[:1] or "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"
     if (tied and use.attribute == "weight") or _is_head(use):
@@ -414,53 +454,61 @@ def role_of(use: Use, tied: bool) -> str:
     if leaf == "dense" and (part := _BERT.search(kind)):
         return "attention_out" if part[1] else "mlp"
     leaf, around = use.name.split(".")[level - 1], use.path[max(level - 1, 0)]
-    if kind.endswith("Linear") or holds(leaf):  # a class around each layer: q_proj.linear
+    if kind.endswith("Linear") or projections_in_name(leaf):  # a module around this layer alone, as in q_proj.linear
         if use.around.attends(around):
-            return holds(leaf)[:1] or "attention_out"
+            return projections_in_name(leaf)[:1] or "attention_out"
         if use.around.siblings(around, type(holder)) > 1 and not isinstance(around, nn.ModuleList):
             return "mlp"
     return "dense"
 
 
 def attends(module: nn.Module) -> bool:
-    """Whether it has projections that are called queries and keys, or is an attention around parts that have them."""
-    if {"q", "k"} <= {letter for name, _ in module.named_children() for letter in holds(name)}:
+    """Return whether a module has layers named as projections to queries and keys.
+
+    A module whose class name ends in Attention also does if one of its parts does.
+    """
+    if {"q", "k"} <= {letter for name, _ in module.named_children() for letter in projections_in_name(name)}:
         return True
     if not type(module).__name__.endswith("Attention"):
         return False
-    parts = (one for part in module.children() for one in (part if isinstance(part, nn.ModuleList) else [part]))
+    parts: list[nn.Module] = []
+    for child in module.children():
+        parts += child if isinstance(child, nn.ModuleList) else [child]
     return any(map(attends, parts))
 
 
-def holds(name: str) -> str:
-    """The projections that a layer of a name holds: `q` of q_proj, `qkv` of Wqkv, nothing of others."""
-    part = _PART.fullmatch(name)
-    return part[1][0].lower() if part else FUSED.get(name, "")
+def projections_in_name(name: str) -> str:
+    """Return the projections that a layer of this name holds: `q` for q_proj, `qkv` for Wqkv, "" for other names."""
+    match = _SINGLE_PROJECTION.fullmatch(name)
+    return match[1][0].lower() if match else FUSED.get(name, "")
 
 
 def _is_adapter(use: Use) -> bool:
-    """A factor of a low-rank or similar adapter; not the layer that it is put upon."""
+    """Return whether a parameter is a factor of a low-rank or similar adapter, and not of the adapted layer itself."""
     names = use.name.split(".")
     if any(name.startswith("lora_") or name.endswith("_adapter_list") for name in names):
         return True
-    tuned = [i for i, module in enumerate(use.path) if "base_layer" in module._modules]
-    return bool(tuned) and names[tuned[-1]] != "base_layer"
+    with_adapter = [depth for depth, module in enumerate(use.path) if "base_layer" in module._modules]
+    return bool(with_adapter) and names[with_adapter[-1]] != "base_layer"
 
 
 def _is_head(use: Use) -> bool:
-    """Whether it is one of a network's last layers, by its name, or since the network says so itself."""
+    """Return whether a parameter is of one of a network's last layers, by its name or because the network says so."""
     names = use.name.split(".")
     if _HEAD & {*names} or not use.around.output_layers.isdisjoint(use.path):
         return True
     return any(module in use.around.networks and name == "fc" for module, name in zip(use.path, names, strict=False))
 
 
-# Names of what chooses among modules that lie side by side in a list that is not called experts.
+# Names of routers among modules in a list that is not called experts.
 _GATE = re.compile(r"gate|gating|rout|switch|select|dispatch|w_?g$", re.IGNORECASE)
 
 
 def _is_router(use: Use) -> bool:
-    """What scores the experts of a mixture: as many outputs as there are experts beside it."""
+    """Return whether a parameter scores the experts of a mixture.
+
+    It does if its class or name says so, or if its layer has as many outputs as there are experts beside it.
+    """
     if any(_ROUTER.search(type(module).__name__) for module in use.path[-3:]):
         return True
     leaf, holder = use.place
@@ -471,15 +519,15 @@ def _is_router(use: Use) -> bool:
     child = holder._modules.get(leaf)
     for experts in use.around.experts(holder):
         last = last_layer(use.owner if child is None else child)
-        scores = outputs(last[0]) == experts.size and experts.inputs in (0, width(use.owner))
-        if scores and (experts.named or _GATE.search(leaf)):
+        fits = outputs(last[0]) == experts.size and experts.inputs in (0, width(use.owner))
+        if fits and (experts.named or _GATE.search(leaf)):
             return True
-    called_gate = leaf in ("gate", "gating", "gate_network", "w_gate")
-    return called_gate and any("expert" in name for name, _ in holder.named_children())
+    is_called_gate = leaf in ("gate", "gating", "gate_network", "w_gate")
+    return is_called_gate and any("expert" in name for name, _ in holder.named_children())
 
 
 def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Linear layers that a module holds itself or through a Sequential."""
+    """Yield the linear layers, without convolutions, that are children of a module directly or through Sequentials."""
     for child in module.children():
         if isinstance(child, nn.Sequential):
             yield from linear_layers(child)
@@ -488,19 +536,19 @@ def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def is_dense(module: nn.Module) -> bool:
-    """Whether it is a linear layer, of transformers' class too."""
+    """Return whether a module is a linear layer, of torch's class or of `is_transposed_linear`."""
     return isinstance(module, nn.Linear) or is_transposed_linear(module)
 
 
 def outputs(layer: Any) -> int:
-    """Outputs of a linear layer or a convolution."""
+    """Return the number of outputs (channels) of a linear layer or convolution."""
     if isinstance(layer, nn.Linear):
         return layer.out_features
     return layer.out_channels if isinstance(layer, _ConvNd) else int(layer.weight.shape[1])
 
 
 def width(layer: Any) -> int:
-    """Inputs of a linear layer or a convolution."""
+    """Return the number of inputs (channels) of a linear layer or convolution."""
     if isinstance(layer, nn.Linear):
         return layer.in_features
     return layer.in_channels if isinstance(layer, _ConvNd) else int(layer.weight.shape[0])
