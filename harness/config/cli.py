@@ -39,6 +39,7 @@ from harness.config import comments
 from harness.config.arguments import configs_by_data, number_of_jobs, read_arguments, refuse_unknown
 from harness.config.errors import ConfigError, TrainingError, near
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, without_hydra
+from harness.run.checkpoint import write_atomically
 from harness.run.lock import Owner, machine
 from harness.training.console import Stderr, show_log
 from harness.training.estimate import SWEEP_JOBS
@@ -52,6 +53,7 @@ OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 SYSTEM_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOLCK, errno.EHOSTDOWN}
+    | {errno.EAGAIN, errno.ENOMEM, errno.ENXIO, errno.ENODEV, errno.ENOTCONN, errno.EREMOTEIO, errno.ELOOP}
 )
 INSTALL_PLUGINS = (
     'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
@@ -152,8 +154,8 @@ def _record(outcome: Outcome) -> None:
 def record_outcome(number: int, outcome: Outcome) -> None:
     """Write how a job of a sweep ended into the sweep's folder, for its table; outside of a sweep do nothing."""
     if folder := os.environ.get(SWEEP_LOG):
-        with contextlib.suppress(OSError):
-            (Path(folder) / f"{number}.json").write_text(json.dumps(asdict(outcome)))
+        with contextlib.suppress(OSError):  # on a full disk the line that was written before stays
+            write_atomically(Path(folder) / f"{number}.json", json.dumps(asdict(outcome)).encode())
 
 
 def leave_with_driver() -> None:
@@ -207,11 +209,12 @@ class SweepTable(Callback):
 def _remove_folders_of_killed_sweeps(parent: Path) -> None:
     """Remove the folders of sweeps whose drivers have ended without removing them.
 
-    An older version wrote no owner into a folder; such a folder is removed a day after its last change.
+    An older version wrote no owner into a folder; such a folder is removed a day after its last change. Folders of
+    other users, which cannot be read, stay.
     """
     for folder in parent.glob("tmp*"):
-        owner = Owner.read(folder / OWNER)
         with contextlib.suppress(OSError):
+            owner = Owner.read(folder / OWNER)
             is_old = owner is None and time.time() - folder.stat().st_mtime > ABANDONED_AFTER
             if is_old or (owner is not None and owner.is_gone):
                 shutil.rmtree(folder)
@@ -356,11 +359,7 @@ def _wait_for_children() -> None:
 
 def user_facing(error: Exception) -> bool:
     """Return whether the message of an error is enough for the user, who needs no traceback."""
-    return (
-        isinstance(error, USER_ERRORS)
-        or (isinstance(error, OSError) and error.errno in SYSTEM_ERRNOS)
-        or _is_unknown_plugin(error)
-    )
+    return isinstance(error, USER_ERRORS) or is_of_the_system(error) or _is_unknown_plugin(error)
 
 
 def _command_lines(config_name: str, arguments: Namespace) -> list[list[str]]:
@@ -426,10 +425,20 @@ def _wants_traceback() -> bool:
     return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
 
 
-def _exit_with(error: BaseException) -> None:
+def _exit_with(error: Exception) -> None:
     """Print an error on one line and exit with its code."""
     print(f"error: {one_line(error)}", file=Stderr())
-    raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
+    raise SystemExit(exit_code(error)) from None
+
+
+def exit_code(error: Exception) -> int:
+    """Return the exit code for a user-facing error: 2 for a refused option, 3 for what the same command may outlive."""
+    return EXIT_TRAINING if isinstance(error, TrainingError) or is_of_the_system(error) else EXIT_CONFIG
+
+
+def is_of_the_system(error: BaseException) -> bool:
+    """Return whether the system has raised an error that says something of a disk or a process, not of this code."""
+    return isinstance(error, OSError) and error.errno in SYSTEM_ERRNOS
 
 
 def _take_outcomes() -> list[Outcome] | None:
@@ -438,8 +447,13 @@ def _take_outcomes() -> list[Outcome] | None:
     if folder is None:
         return None
     os.environ.pop(DRIVER, None)
-    files = sorted(Path(folder).glob("*.json"), key=lambda path: int(path.stem))
-    outcomes = [Outcome(**json.loads(file.read_text())) for file in files]
+    files = [file for file in Path(folder).glob("*.json") if file.stem.isdecimal()]
+    outcomes = list[Outcome]()
+    for file in sorted(files, key=lambda path: int(path.stem)):
+        try:
+            outcomes.append(Outcome(**json.loads(file.read_bytes())))
+        except (OSError, ValueError, TypeError) as error:
+            outcomes.append(Outcome(f"job {file.stem}", "unknown", f"{file.name} cannot be read ({one_line(error)})"))
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # a sweep in which no job began leaves no files
         if all(outcome.state == "failed" for outcome in outcomes):

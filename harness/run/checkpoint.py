@@ -7,11 +7,13 @@ changes nothing. Files are read with `weights_only=True`, so no code in a file i
 """
 
 import contextlib
+import errno
 import fnmatch
 import hashlib
 import io
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,23 @@ def reading(path: Path) -> Iterator[None]:
         ) from error
 
 
+def content_of(path: Path) -> bytes | None:
+    """Return the bytes of a file that a run has written; None if there is no file of this name.
+
+    Raises:
+        OSError: the file cannot be read. This is also raised for a link to a file that is not there, which may lie on a
+            disk that is not mounted now, and for a pipe, whose reader would wait without end.
+    """
+    try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is a pipe", str(path))
+        return path.read_bytes()
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise
+        return None
+
+
 def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Replace a file atomically: it is the old one or the complete new one, whatever happens.
 
@@ -92,8 +111,9 @@ def remove_leftovers(folder: Path) -> None:
 
     The caller must hold the folder's lock, or it would remove the files of a process that is still writing.
     """
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink(missing_ok=True)
+    with reading(folder):
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
 
 
 def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any], keep: int = 2) -> Path:
@@ -178,6 +198,8 @@ def newest_first(folder: Path) -> list[Path]:
         try:
             names = os.listdir(folder)
         except FileNotFoundError:
+            if folder.is_symlink():  # to a disk that is not mounted now, for example
+                raise
             return []
     return sorted((folder / name for name in names if fnmatch.fnmatch(name, "step-*.pt")), reverse=True)
 
@@ -190,7 +212,8 @@ def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         TrainingError: it cannot be read at the moment.
     """
     with reading(path):
-        data = path.read_bytes()
+        if (data := content_of(path)) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS] != path.stem.rsplit("-", 1)[-1]:
         raise ValueError("its content does not match its checksum")
     content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)

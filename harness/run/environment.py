@@ -1,5 +1,7 @@
 """The environment of a process: versions, git commit and hardware."""
 
+import functools
+import hashlib
 import os
 import platform
 import re
@@ -12,7 +14,12 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn")
+# The packages that a run's numbers may depend on: through data, environments, models or options.
+PACKAGES = (
+    "torch", "torchvision", "numpy", "hydra-core", "gymnasium", "ale-py", "wandb", "scikit-learn",
+    "mujoco", "dm-control", "minatar", "timm", "pillow", "scipy", "tiktoken", "datasets",
+)  # fmt: skip
+ROOMS = ("fire_core", "harness", "vision", "language", "rl")  # packages with the code of the runs
 
 
 def environment() -> dict[str, Any]:
@@ -28,6 +35,7 @@ def environment() -> dict[str, Any]:
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "packages": {package: _version(package) for package in PACKAGES},
         "git": git_commit(),
+        "code": code_digest(),
     }
 
 
@@ -51,6 +59,19 @@ def processor_name() -> str:
     about = Path("/proc/cpuinfo")
     name = re.search(r"^model name\s*: (.*)$", about.read_text() if about.exists() else "", re.MULTILINE)
     return name[1] if name else platform.processor()
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a digest of this project's source files, as they were when this process first asked.
+
+    It tells apart two trees that both have uncommitted changes, and two installations that are no checkout.
+    """
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for room in ROOMS:
+        for file in sorted((root / room).rglob("*.py")):
+            digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def git_commit() -> str | None:

@@ -30,7 +30,7 @@ import yaml
 
 from harness.config.errors import ConfigError, TrainingError
 from harness.run import checkpoint, provenance
-from harness.run.checkpoint import reading
+from harness.run.checkpoint import content_of, reading
 from harness.run.environment import environment
 from harness.run.identity import described
 from harness.run.lock import PAUSE, Held, Lock
@@ -136,10 +136,7 @@ class Run:
         """Return the bytes of a file of the folder; None if it does not exist."""
         path = self.folder / name
         with reading(path):
-            try:
-                return path.read_bytes()
-            except FileNotFoundError:
-                return None
+            return content_of(path)
 
     def _summary(self, done_file: bytes, rows: bytes, checksums_file: bytes | None) -> dict[str, Any]:
         """Return the summary of a finished run, after a check that its files are as the run has written them.
@@ -180,10 +177,12 @@ class Run:
         with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "identity.json", identity):
                 checkpoint.write_atomically(self.folder / "identity.json", identity)
+        with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "config.yaml"):
                 checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
-            if _is_damaged(path := self.folder / "env.json"):
-                path.rename(path.with_name("damaged-env.json"))
+        with contextlib.suppress(OSError):
+            if _is_damaged(self.folder / "env.json"):
+                self._put_env_aside()
 
     def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """Prepare the folder for training and return the state to resume from; None for a run that starts.
@@ -199,19 +198,22 @@ class Run:
         self._complete_bytes = state["metrics_bytes"] if state else 0
         self._digest = hashlib.sha256((self._text("metrics.jsonl") or b"")[: self._complete_bytes])
         self._last_step = state["last_row_step"] if state else -1
-        starts = self._starts()
+        env_file = self._text("env.json")
+        starts = _starts_in(env_file or b"")
         this_start = {**environment(), "step": state["trainer"].get("step", 0) if state else 0}
         if starts and (changes := provenance.changes(starts[-1], this_start)):
             log.warning("%s goes on in another environment (%s); env.json keeps both", self.folder, changes)
         try:
             checkpoint.remove_leftovers(self.folder)
+            if env_file is not None and starts is None:
+                self._put_env_aside()
             for name in ("FAILED", "DONE", "checksums.json"):
                 (self.folder / name).unlink(missing_ok=True)
             with open(self.folder / "metrics.jsonl", "ab") as metrics:
                 metrics.truncate(self._complete_bytes)
             checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
             checkpoint.write_atomically(self.folder / "identity.json", self._identity_text())
-            self._write_starts([*starts, this_start])
+            self._write_starts([*(starts or []), this_start])
         except OSError as error:
             raise self._cannot_write(error) from None
         self.tracker.start(self.folder, self.identity)
@@ -222,12 +224,22 @@ class Run:
         return json.dumps(described(self.identity), indent=1).encode()
 
     def _starts(self) -> list[Mapping[str, Any]]:
-        """Return the environments of this run's starts, oldest first; an empty list if env.json is damaged."""
-        try:
-            env_file = json.loads(self._text("env.json") or b"")
-            return provenance.starts(env_file)
-        except (ValueError, AttributeError, TypeError):
-            return []
+        """Return the environments of this run's starts, oldest first; an empty list if env.json is missing or damaged.
+
+        Raises:
+            TrainingError: env.json cannot be read at the moment.
+        """
+        return _starts_in(self._text("env.json") or b"") or []
+
+    def _put_env_aside(self) -> None:
+        """Rename a damaged env.json, which cannot be written again: only it knows the environments of earlier starts.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        path = self.folder / "env.json"
+        log.warning("%s is damaged and renamed: where earlier rows were trained is not known", path)
+        path.rename(path.with_name(f"damaged-{path.name}"))
 
     def _write_starts(self, starts: Sequence[Mapping[str, Any]]) -> None:
         """Write env.json: the newest start's environment, with those of earlier starts that differ."""
@@ -239,17 +251,18 @@ class Run:
         """Record in env.json that the steps before `step` were trained in `other`, the folder of a shared first phase.
 
         Raises:
+            TrainingError: the env.json of `other` cannot be read at the moment.
             ConfigError: the folder cannot be written.
         """
-        try:
-            shared_starts = provenance.starts(json.loads((other / "env.json").read_bytes()))
-        except (OSError, ValueError, AttributeError, TypeError):
-            shared_starts = []  # env.json was removed or damaged meanwhile
+        with reading(other / "env.json"):
+            shared_starts = _starts_in(content_of(other / "env.json") or b"")
+        if shared_starts is None:
+            log.warning("%s is missing or damaged: where the first phase was trained is not known", other / "env.json")
         *earlier_starts, this_start = self._starts() or [environment()]
         if shared_starts and (changes := provenance.changes(shared_starts[-1], this_start)):
             log.warning("%s: the shared first phase has another environment (%s); env.json keeps both", other, changes)
         try:
-            self._write_starts([*earlier_starts, *shared_starts, {**this_start, "step": step}])
+            self._write_starts([*earlier_starts, *(shared_starts or []), {**this_start, "step": step}])
         except OSError as error:
             raise self._cannot_write(error) from None
 
@@ -400,20 +413,38 @@ def check_rows(rows: bytes, digest: str | None = None) -> None:
         last_step = step
 
 
+def _starts_in(env_file: bytes) -> list[Mapping[str, Any]] | None:
+    """Return the environments in the content of an env.json, oldest first; None if it is damaged."""
+    try:
+        starts = provenance.starts(json.loads(env_file))
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        return None
+    are_environments = all(
+        isinstance(start, dict)
+        and isinstance(start.get("step", 0), int)
+        and isinstance(start.get("packages", {}), dict)
+        for start in starts
+    )
+    return starts if are_environments else None
+
+
 def _is_damaged(path: Path, content: bytes | None = None) -> bool:
     """Return whether a file must be written again.
 
     Args:
         path: a .json or .yaml file.
-        content: the JSON that it must hold; None: any JSON object or YAML mapping will do, and a missing JSON file too.
+        content: the JSON that it must hold; None: any YAML mapping or env.json will do, and a missing env.json too.
+
+    Raises:
+        OSError: it cannot be read at the moment.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if (data := content_of(path)) is None:
         return path.suffix != ".json" or content is not None
     try:
         if content is not None:
             return bool(json.loads(data) != json.loads(content))
-        return not isinstance(json.loads(data) if path.suffix == ".json" else yaml.safe_load(data), dict)
+        if path.name == "env.json":
+            return _starts_in(data) is None
+        return not isinstance(yaml.safe_load(data), dict)
     except (ValueError, RecursionError, yaml.YAMLError):
         return True

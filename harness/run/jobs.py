@@ -16,7 +16,7 @@ from typing import Any
 import joblib
 
 from harness.config import groups
-from harness.config.cli import Outcome, out_of_memory, user_facing
+from harness.config.cli import EXIT_TRAINING, Outcome, exit_code, out_of_memory, user_facing
 from harness.config.errors import ConfigError, TrainingError, first_line
 from harness.run.execute import new_run, run_to_end
 from harness.run.gpus import own_gpu
@@ -82,11 +82,12 @@ def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]
     Raises:
         ConfigError: a job cannot be run. No further job is started, and it is raised once the running jobs have ended.
         RuntimeError: a job failed in another way; the text has its traceback. Raised as ConfigError is.
-        TrainingError: a worker was killed. Raised at the end, after all other jobs have run.
+        TrainingError: a worker was killed, or a job could not go on (a file cannot be read, the disk is full, memory
+            ran out). Raised at the end, after all other jobs have run.
         SystemExit: a job, or this process, was stopped by a signal.
     """
     workers, waiting_jobs = workers or joblib.cpu_count(), iter(jobs)
-    errors_of_jobs, killed_workers = list[BaseException](), list[TrainingError]()
+    errors_of_jobs, interrupted_jobs = list[BaseException](), list[TrainingError]()
 
     def until_one_fails() -> Iterator[Job]:
         while not errors_of_jobs:
@@ -97,14 +98,17 @@ def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]
 
     for job, ended in do_jobs(until_one_fails(), workers):
         if isinstance(ended, Lost):
-            killed_workers.append(TrainingError(f"{' '.join(job.options)}: {ended}"))
-            log.error("%s", killed_workers[-1])
+            interrupted_jobs.append(TrainingError(f"{' '.join(job.options)}: {ended}"))
+            log.error("%s", interrupted_jobs[-1])
+        elif isinstance(ended.error, TrainingError):
+            interrupted_jobs.append(ended.error)
+            log.error("%s", ended.error)
         elif ended.error is not None:
             errors_of_jobs.append(ended.error)
         else:
             yield ended
-    if errors_of_jobs or killed_workers:
-        raise [*errors_of_jobs, *killed_workers][0]
+    if errors_of_jobs or interrupted_jobs:
+        raise [*errors_of_jobs, *interrupted_jobs][0]
 
 
 def do_jobs(jobs: Iterator[Job], workers: int) -> Iterator[tuple[Job, "Ended | Lost"]]:
@@ -138,6 +142,8 @@ def run_job(job: Job) -> Ended:
         return ending("failed", error=SystemExit(EXIT_PREEMPTED))
     except Exception as error:
         clearer_error = out_of_memory(error) or error
+        if exit_code(clearer_error) == EXIT_TRAINING:
+            return ending("failed", error=TrainingError(f"{name}: {first_line(clearer_error)}"))
         if user_facing(clearer_error):
             return ending("failed", error=ConfigError(f"{name}: {first_line(clearer_error)}"))
         return ending("failed", error=RuntimeError(f"{name}:\n{traceback.format_exc()}"))

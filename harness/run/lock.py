@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import logging
 import os
 import time
 from dataclasses import asdict, dataclass
@@ -20,6 +21,9 @@ from harness.training.signals import is_alive, start_of_process
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 PAUSE = 0.2  # seconds between two attempts to take a lock
+LONG_WAIT = 2.0  # seconds after which a wait is logged
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,12 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> "Owner | None":
-        """Read the content of a lock's file; None if an older version wrote it."""
+        """Read the content of a lock's file; None if an older version wrote it, or it is damaged."""
         try:
-            return cls(**json.loads(text))
+            owner = cls(**json.loads(text))
         except (ValueError, TypeError):
             return None
+        return owner if isinstance(owner.process, int) else None
 
     @classmethod
     def read(cls, file: Path) -> "Owner | None":
@@ -184,11 +189,15 @@ class Lock:
         self._descriptor = None
 
     def __enter__(self) -> Self:
-        """Wait for the lock."""
+        """Wait for the lock, and log who holds it if that takes longer than a moment."""
+        began, is_logged = time.monotonic(), False
         while True:
             try:
                 self.acquire()
-            except Held:
+            except Held as holder:
+                if not is_logged and time.monotonic() - began > LONG_WAIT:
+                    log.warning("waiting for %s, which is held by %s", self.path, holder)
+                    is_logged = True
                 time.sleep(PAUSE)
             else:
                 return self

@@ -11,6 +11,7 @@ such as "4 or older", and its commit is the one that brought the table into the 
 """
 
 import json
+import logging
 import re
 import shlex
 import sys
@@ -18,8 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.config.errors import ConfigError
 from harness.run import NUMERICS
 
+log = logging.getLogger(__name__)
 ALL = "*"
 FIELDS = ("program", "numerics", "commit", "command", "cpu", "precision")
 PRIVATE = re.compile(r"(paths|cache|checkpoint|tracker|progress|hydra)[.=]")  # where and for whom runs are kept
@@ -96,9 +99,14 @@ def changes(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> str:
         return plain | dict(plain.pop("packages", None) or {})
 
     before, after = parts(earlier), parts(later)
+    perhaps_missing = {"code", *(later.get("packages") or {})}  # older versions have not recorded all of these
+    not_compared = {key for key in perhaps_missing if key not in before or key not in after}
+    if before.get("git") != after.get("git"):  # which already says that the code is another
+        not_compared.add("code")
+    compared = [key for key in {**before, **after} if key not in not_compared]
     return ", ".join(
         f"{key} {_short(before.get(key))} -> {_short(after.get(key))}"
-        for key in {**before, **after}
+        for key in compared
         if before.get(key) != after.get(key)
     )
 
@@ -145,9 +153,18 @@ def file_of(table: Path) -> Path:
 
 
 def read(table: Path) -> dict[str, Entry]:
-    """Return the entries of a table by part; empty if it has no provenance file."""
+    """Return the entries of a table by part; empty if it has no provenance file.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
     file = file_of(table)
-    entries: dict[str, Entry] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}): remove it") from None
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise ConfigError(f"{file} is damaged (it does not say where a table comes from): remove it")
     return entries
 
 
@@ -162,7 +179,12 @@ def write(table: Path, entry: Entry, part: str = ALL, more: bool = False) -> Non
     """
     from harness.run.checkpoint import write_atomically  # imported late: it needs torch, which figures do not
 
-    entries = {} if part == ALL and not more else read(table)
+    try:
+        entries = {} if part == ALL and not more else read(table)
+    except ConfigError as error:  # a new file says where the new rows come from; the damaged one stays beside it
+        log.warning("%s: it is kept as damaged-%s", error, file_of(table).name)
+        file_of(table).rename(file_of(table).with_name(f"damaged-{file_of(table).name}"))
+        entries = {}
     if more and part in entries:
         entry = joined([entries[part], entry])
     entries[part] = entry

@@ -146,8 +146,7 @@ class Loop:
                     f"({reason}): make room and start the same command again, it resumes from the last checkpoint"
                 ) from error
             log.warning("no checkpoint at step %d%s: %s", step, self._folder(" in "), reason)
-            return
-        if self.run is not None and self.run.every_seconds:
+        if self.run is not None and self.run.every_seconds:  # a save that fails may take long, too
             now = time.monotonic()
             self._save_seconds = [*self._save_seconds, now - began][-RECENT_SAVES:]
             median = sorted(self._save_seconds)[(len(self._save_seconds) - 1) // 2]

@@ -1,4 +1,7 @@
-"""Checkpoint and exit on SIGTERM, SIGINT (Ctrl-C), SIGUSR1 and SIGUSR2 (Slurm's warnings)."""
+"""Checkpoint and exit on SIGTERM, SIGINT (Ctrl-C), SIGHUP, SIGUSR1 and SIGUSR2.
+
+SIGHUP comes when the terminal is closed or the connection to it is lost, SIGUSR1 and 2 are Slurm's warnings.
+"""
 
 import contextlib
 import math
@@ -12,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the same command, started again, resumes
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 POLL_SECONDS = 0.5  # between looks at whether a worker's driver is alive
 REPEAT_SECONDS = 5.0  # between the signals that a worker sends itself once its driver has ended
 PATIENCE = 5.0  # seconds after a signal for which an evaluation may still run
@@ -61,10 +64,10 @@ def is_alive(process: int, started: str = "") -> bool:
         started: what `start_of_process` returned for it. The system gives ids of ended processes to new ones, which
             have another start. Empty: any process with this id counts.
     """
-    if Path("/proc/self/stat").exists():
+    if Path(f"/proc/{process}/stat").exists():
         started_now = start_of_process(process)
         return bool(started_now) and started in ("", started_now)
-    try:
+    try:  # no /proc, or one that hides other users' processes (mounted with hidepid)
         os.kill(process, 0)
     except ProcessLookupError:
         return False
@@ -119,7 +122,10 @@ class Preemption:
     def __enter__(self) -> Self:
         _asked.clear()
         if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+            under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # the run goes on without its terminal
+            for number in SIGNALS:
+                if not (number == signal.SIGHUP and under_nohup):
+                    self._previous_handlers[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -40,9 +40,9 @@ import yaml
 from omegaconf import OmegaConf
 
 from harness.config.arguments import parse_option, read_arguments, refuse_unknown
-from harness.config.cli import EXIT_CONFIG, EXIT_TRAINING, one_line, user_facing
+from harness.config.cli import exit_code, one_line, user_facing
 from harness.config.direction import better_direction
-from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.errors import ConfigError, near
 from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
 from harness.run.checkpoint import write_atomically
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not user_facing(error):
             raise
         print(f"error: {one_line(error)}", file=sys.stderr)
-        return EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG
+        return exit_code(error)
     return 0
 
 

@@ -14,6 +14,7 @@ from fire_core.methods import Method
 from harness.config.build import build
 from harness.config.errors import ConfigError, near
 from harness.config.groups import methods_of
+from harness.run.checkpoint import content_of, reading
 from harness.run.identity import digest, identity, without
 from harness.run.jobs import Job, compose, run_jobs
 from harness.tune.space import Dimension, check_space, space_of, trials
@@ -149,9 +150,10 @@ def effective(config: DictConfig, choice: Mapping[str, Any]) -> dict[str, Any]:
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
     """Return the rows of a finished run; an empty list if it diverged."""
-    if not (folder / "DONE").exists():
-        return []
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    with reading(folder):
+        if content_of(folder / "DONE") is None:
+            return []
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
 
 
 def score(folder: Path, metric: str) -> float:

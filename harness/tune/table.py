@@ -9,8 +9,10 @@ from pathlib import Path
 
 from harness.config.errors import ConfigError
 from harness.run import provenance
-from harness.run.checkpoint import write_atomically
+from harness.run.checkpoint import content_of, reading, write_atomically
 from harness.run.lock import Lock
+
+ROUNDING = 1e-4  # how far the score of a row may be from the mean of its seeds, relative to it beyond 1
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,14 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
 
     Raises:
         ConfigError: the table belongs to another setting or other seeds, is damaged, or is no table of a search.
+        TrainingError: it cannot be read at the moment.
     """
-    if not path.exists():
+    with reading(path):
+        content = content_of(path)
+    if content is None:
         return {}
     try:
-        rows = _read_rows(path, columns(seeds))
+        rows = _rows_of(content, path, columns(seeds))
         if others := {row["setting"] for row in rows} - {setting}:
             raise ConfigError(
                 f"table={path} is a search of other options ({others.pop()}, not {setting}): name another table"
@@ -61,7 +66,12 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
             if row["method"] == method:
                 number = int(row["trial"])
                 scores = tuple(float(row[f"seed {seed}"]) for seed in seeds)
-                trials[number] = Trial(setting, method, number, row["options"], scores)
+                trial = Trial(setting, method, number, row["options"], scores)
+                if number in trials:
+                    raise ValueError(f"it has two rows of trial {number} of {method}")
+                if abs(float(row["score"]) - trial.score) > ROUNDING * max(1.0, abs(trial.score)):
+                    raise ValueError(f"trial {number} of {method} has a score that is not the mean of its seeds")
+                trials[number] = trial
         return trials
     except ConfigError:
         raise
@@ -69,13 +79,12 @@ def read_table(path: Path, setting: str, method: str, seeds: Sequence[int]) -> d
         raise ConfigError(f"table={path} is damaged, or no table of a search: name another ({error})") from None
 
 
-def _read_rows(path: Path, names: list[str]) -> list[dict[str, str]]:
-    """Return the rows of a table, which must have exactly the columns `names`."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != names:
-            raise ConfigError(f"table={path} has not the columns of these seeds ({', '.join(names)})")
-        return list(reader)
+def _rows_of(content: bytes, path: Path, names: list[str]) -> list[dict[str, str]]:
+    """Return the rows of a table from its content; it must have exactly the columns `names`. The path is for errors."""
+    reader = csv.DictReader(io.StringIO(content.decode("utf-8"), newline=""))
+    if reader.fieldnames != names:
+        raise ConfigError(f"table={path} has not the columns of these seeds ({', '.join(names)})")
+    return list(reader)
 
 
 def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None:

@@ -1,9 +1,18 @@
 """The command line: help, tracebacks and sweeps. Wrong options are in tests/options/test_trouble.py."""
 
+import json
+import os
 import re
+import tempfile
 from pathlib import Path
 
+import pytest
+from omegaconf import OmegaConf
+
+from harness.config import cli
+from harness.config.cli import Outcome, SweepTable, record_outcome
 from harness.config.groups import choices
+from harness.run.lock import Owner
 from tests.zygote import Zygote
 
 EXPERIMENTS = choices("experiment")
@@ -89,3 +98,53 @@ def test_a_failed_job_of_one_part_leaves_the_others(tmp_path: Path, zygote: Zygo
     assert "failed    method.iterations must be in [1, 1000], got -1" in table[0]
     assert "method=base" in table[1]
     assert "  done " in table[1]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"run": 1, "what": 2}', "\xe4\xff"])
+def test_how_a_job_ended_may_be_damaged_and_the_others_are_shown(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed while it wrote that, or the disk was full."""
+    monkeypatch.setenv(cli.SWEEP_LOG, tempfile.mkdtemp(dir=tmp_path))
+    for number in (0, 2):
+        record_outcome(number, Outcome(f"seed={number}", "done"))
+    (Path(os.environ[cli.SWEEP_LOG]) / "1.json").write_text(text, encoding="latin-1")
+    (Path(os.environ[cli.SWEEP_LOG]) / "notes.json").write_text("a file of somebody else's")
+    outcomes = cli._take_outcomes()
+    assert outcomes is not None
+    assert [(outcome.run, outcome.state) for outcome in outcomes] == [
+        ("seed=0", "done"), ("job 1", "unknown"), ("seed=2", "done"),
+    ]  # fmt: skip
+
+
+def test_what_a_full_disk_refuses_leaves_the_line_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cli.SWEEP_LOG, str(tmp_path))
+    record_outcome(0, Outcome("seed=0", "failed", cli.KILLED))
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    record_outcome(0, Outcome("seed=0", "done"))
+    assert json.loads((tmp_path / "0.json").read_text())["result"] == cli.KILLED
+
+
+def test_what_other_users_have_left_among_the_sweeps_keeps_nobody_from_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the sweep's own folder there is no table, and jobs do not leave with their driver."""
+    for name in (cli.SWEEP_LOG, cli.DRIVER):  # put back after the test
+        monkeypatch.setenv(name, "")
+    (tmp_path / "tmpfile").write_text("not a folder")
+    (tmp_path / "tmpother").mkdir()
+    real = Owner.read
+
+    def read(file: Path) -> Owner | None:
+        if file.parent.name == "tmpother":
+            raise PermissionError(13, "Permission denied", str(file))
+        return real(file)
+
+    monkeypatch.setattr(Owner, "read", read)
+    SweepTable().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
+    assert Path(os.environ[cli.SWEEP_LOG]).parent == tmp_path
+    assert Owner.parse(os.environ[cli.DRIVER]).process == os.getpid()

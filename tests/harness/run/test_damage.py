@@ -111,6 +111,23 @@ def test_a_finished_run_of_an_older_version_is_skipped(finished: Path, tmp_path:
     assert isinstance(read, Run)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0\1", '{"earlier": [1]}', '{"step": "x"}', '{"packages": "torch"}'])
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_damaged_record_of_environments_is_named_and_kept(
+    text: str, is_finished: bool, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environments of earlier starts stand nowhere else."""
+    folder = copy(finished, tmp_path)
+    if not is_finished:
+        (folder / "DONE").unlink()
+    (folder / "env.json").write_text(text)
+    SMALL.run(tmp_path, *OPTIONS)
+    assert (folder / "damaged-env.json").read_text() == text
+    assert "env.json is damaged and renamed: where earlier rows were trained is not known" in caplog.text
+    assert (folder / "env.json").exists() == (not is_finished)
+    assert_same(folder, finished)
+
+
 @pytest.mark.parametrize("name", ["identity.json", "config.yaml", "env.json"])
 @pytest.mark.parametrize("text", ["", "[", "\0\1", "[]"])
 def test_texts_of_a_finished_run_that_are_damaged_are_written_again(

@@ -1,13 +1,16 @@
 """Many runs as jobs: how each ends, what a failure and a kill leave, and that numbers do not depend on the workers."""
 
+import errno
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
+from harness.run.folder import Run
 from harness.run.jobs import Job, run_jobs
 from tests.programs import alive, assert_same, lines, wait_for
 from tests.zygote import Zygote
@@ -38,6 +41,31 @@ def test_jobs_end_as_runs_alone_and_diverged_ones_leave_the_others(tmp_path: Pat
     (again,) = run_jobs(jobs[:1], workers=1)
     assert (again.folder, again.state) == (ended[0].folder, "done")
     assert (again.folder / "DONE").stat().st_mtime_ns == made, "a finished run is skipped"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EIO, "Input/output error", "file"), MemoryError(), TrainingError("cannot read file")]
+)
+def test_a_job_that_the_system_stops_costs_that_job_alone(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Run.resume
+    if isinstance(error, TrainingError):
+        error.__cause__ = OSError(errno.EIO, "Input/output error")
+
+    def resume(run: Run, *arguments: Any) -> Any:
+        if "-s1-" in run.folder.name and run.folder.parent.name == "vision":
+            raise error
+        return real(run, *arguments)
+
+    monkeypatch.setattr(Run, "resume", resume)
+    ended = list[str]()
+    with pytest.raises(TrainingError, match="seed=1: ") as raised:
+        ended.extend(one.state for one in run_jobs([job(tmp_path, f"seed={seed}") for seed in range(4)], workers=1))
+    assert ended == ["done"] * 3, "neither the ones before nor those after it are lost"
+    assert "\n" not in str(raised.value)
+    monkeypatch.undo()
+    assert [one.state for one in run_jobs([job(tmp_path, "seed=1")], workers=1)] == ["done"]
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from harness.config.errors import ConfigError
 from harness.run.folder import Run
 from harness.run.lock import Held, Lock, Owner
+from harness.training.signals import is_alive
 
 
 @pytest.fixture(params=[True, False], ids=["flock", "no flock"])
@@ -71,6 +72,42 @@ def test_of_another_machine_the_user_decides(other: dict[str, str], has_flock: b
     mark.unlink()
     with Lock(tmp_path / "lock"):
         """Once it is removed."""
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"host": 1}', '{"host": "x", "process": "y", "since": "z"}'])
+def test_a_lock_that_does_not_name_its_owner_is_left_to_the_user(text: str, has_flock: bool, tmp_path: Path) -> None:
+    """It was damaged, or its owner was killed before it had written its name."""
+    (tmp_path / "lock-held").write_text(text)
+    with pytest.raises(Held, match=f"another process, by {tmp_path / 'lock-held'}; if that process is gone, remove"):
+        Lock(tmp_path / "lock").acquire()
+
+
+def test_a_process_of_another_user_that_proc_hides_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With hidepid, /proc shows each user only her own processes."""
+    real = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: not str(path).startswith("/proc/") and real(path))
+
+    def kill(process: int, number: int) -> None:
+        raise {1: PermissionError, 2: ProcessLookupError}[process]
+
+    monkeypatch.setattr(os, "kill", kill)
+    assert is_alive(1, "123")
+    assert not is_alive(2, "123")
+
+
+def test_a_long_wait_is_logged_once(has_flock: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two searches with one table: one of them may hang while it holds the lock."""
+    holder = Lock(tmp_path / "lock")
+    holder.acquire()
+    with pytest.MonkeyPatch.context() as patch:
+        clock = iter(range(1000))
+        patch.setattr("harness.run.lock.time.monotonic", lambda: next(clock))
+        patch.setattr("harness.run.lock.time.sleep", lambda seconds: next(clock) > 8 and holder.release())
+        with caplog.at_level("WARNING", logger="harness.run.lock"), Lock(tmp_path / "lock"):
+            pass
+    (line,) = [record.message for record in caplog.records]
+    assert f"waiting for {tmp_path / 'lock'}, which is held by process {os.getpid()} on" in line
+    assert ("remove this file" in line) == (not has_flock)
 
 
 def test_who_waits_names_who_is_waited_for(

@@ -12,7 +12,7 @@ import pytest
 
 from harness.run import NUMERICS, environment, provenance
 from harness.run.folder import Run
-from harness.tune.table import Trial, append
+from harness.tune.table import Trial, append, read_table
 from tests.programs import SMALL
 from tests.zygote import ROOT
 
@@ -112,6 +112,51 @@ def test_each_start_s_environment_stays_and_tables_name_all(
     entry = provenance.of_folders([folder])
     assert entry["commit"] == ["a" * 40, "b" * 40]
     assert entry["cpu"] == ["CPU a", "CPU b"]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "said"),
+    [
+        ({"git": "a-dirty", "code": "1"}, {"git": "a-dirty", "code": "2"}, "code 1 -> 2"),  # other uncommitted changes
+        ({"git": None, "code": "1"}, {"git": None, "code": "2"}, "code 1 -> 2"),  # installed without git
+        ({"git": "a", "code": "1"}, {"git": "b", "code": "2"}, "git a -> b"),
+        ({"git": "a"}, {"git": "a", "code": "2"}, ""),  # an older version has not recorded it
+        ({"packages": {"torch": "2"}}, {"packages": {"torch": "2", "timm": "1"}}, ""),
+        ({"packages": {"timm": None}}, {"packages": {"timm": "1"}}, "timm unknown -> 1"),
+        ({"packages": {"timm": "1"}}, {"packages": {"timm": "2"}}, "timm 1 -> 2"),
+    ],
+)
+def test_how_two_environments_differ(earlier: dict[str, Any], later: dict[str, Any], said: str) -> None:
+    assert provenance.changes(earlier, later) == said
+
+
+def test_the_digest_of_the_code_changes_with_a_source_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = environment.code_digest.__wrapped__
+    (tmp_path / "harness/run").mkdir(parents=True)
+    (tmp_path / "vision").mkdir()
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "harness/run/environment.py"))
+    digests = []
+    for file, text in (("vision/a.py", "1"), ("vision/a.py", "2"), ("tests/a.py", "1"), ("harness/b.py", "1")):
+        (tmp_path / file).write_text(text)
+        digests.append(digest())
+    assert digests[1] == digests[2], "tests are no part of it"
+    assert len({*digests}) == 3
+    assert environment.environment()["code"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"fire": 1}', "\xe4\xff"])
+def test_a_damaged_file_does_not_cost_a_search_its_trial(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = tmp_path / "search.csv"
+    append(table, Trial("ab", "fire", 0, "", (0.5,)), [10_000], "dqn")
+    provenance.file_of(table).write_text(text, encoding="latin-1")
+    append(table, Trial("ab", "fire", 1, "lr=1.0", (0.25,)), [10_000], "dqn")
+    assert len(read_table(table, "ab", "fire", [10_000])) == 2
+    assert list(provenance.read(table)) == ["fire"]
+    assert (tmp_path / "damaged-search.provenance.json").read_text(encoding="latin-1") == text
+    assert "is damaged" in caplog.text
 
 
 def test_a_part_is_replaced_or_added_to(tmp_path: Path) -> None:

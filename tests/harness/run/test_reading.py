@@ -2,14 +2,15 @@
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.config.cli import user_facing
-from harness.config.errors import TrainingError
+from harness.config.cli import exit_code, user_facing
+from harness.config.errors import ConfigError, TrainingError
 from harness.run import checkpoint
 from tests.programs import DQN, SMALL, assert_same
 
@@ -46,7 +47,7 @@ def failing(number: int, real: Callable[..., Any], *names: str) -> Callable[...,
 
 
 @pytest.mark.parametrize("number", ERRORS, ids=lambda number: errno.errorcode[number])
-@pytest.mark.parametrize("what", ["checkpoints", "folder of checkpoints", "rows", "DONE"])
+@pytest.mark.parametrize("what", ["checkpoints", "folder of checkpoints", "rows", "DONE", "environments"])
 def test_nothing_is_changed(
     what: str, number: int, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +62,12 @@ def test_nothing_is_changed(
     if what == "folder of checkpoints":
         monkeypatch.setattr(os, "listdir", failing(number, os.listdir, "/checkpoints"))
     else:
-        names = {"checkpoints": (".pt",), "rows": ("metrics.jsonl",), "DONE": ("DONE",)}[what]
+        names = {
+            "checkpoints": (".pt",),
+            "rows": ("metrics.jsonl",),
+            "DONE": ("DONE",),
+            "environments": ("env.json",),
+        }[what]
         monkeypatch.setattr(Path, "read_bytes", failing(number, Path.read_bytes, *names))
     with pytest.raises(
         TrainingError, match=r"^cannot read .*nothing was changed; start the same command again"
@@ -76,15 +82,61 @@ def test_nothing_is_changed(
     assert not list((folder / "checkpoints").glob("damaged-*"))
 
 
-def test_nor_is_a_shared_first_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "DONE", "env.json", "newest"])
+def test_nor_where_a_link_leads_to_a_disk_that_is_not_mounted(name: str, finished: Path, tmp_path: Path) -> None:
+    folder, archive = tmp_path / "vision" / finished.name, tmp_path / "archive"
+    shutil.copytree(finished, folder)
+    archive.mkdir()
+    if name != "DONE":
+        (folder / "DONE").unlink()
+    path = folder / name if name != "newest" else sorted((folder / "checkpoints").iterdir())[-1]
+    path.rename(archive / path.name)
+    path.symlink_to(archive / path.name)
+    before = content(folder)
+    archive.rename(tmp_path / "not mounted")
+
+    def names() -> list[str]:
+        return sorted(str(path) for path in folder.rglob("*") if path.name not in (".lock", "FAILED"))
+
+    names_before = names()
+    with pytest.raises(TrainingError, match=r"^cannot read .*nothing was changed"):
+        SMALL.run(tmp_path, *OPTIONS)
+    assert names() == names_before
+    (tmp_path / "not mounted").rename(archive)
+    assert content(folder) == before
+    SMALL.run(tmp_path, *OPTIONS)
+    assert_same(folder, finished)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "DONE", "env.json"])
+def test_a_pipe_is_not_waited_for(name: str, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "vision" / finished.name
+    shutil.copytree(finished, folder)
+    (folder / "DONE").unlink()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(TrainingError, match=rf"^cannot read {folder / name} \(it is a pipe\)"):
+        SMALL.run(tmp_path, *OPTIONS)
+
+
+@pytest.mark.parametrize("name", [".pt", "metrics.jsonl", "DONE", "env.json"])
+def test_nor_is_a_shared_first_phase(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SMALL.run(tmp_path, "method=base")
     (entry,) = (tmp_path / ".cache").glob("vision-*")
     before = content(entry)
-    monkeypatch.setattr(Path, "read_bytes", failing(errno.EIO, Path.read_bytes, ".pt"))
+    names = (name,) if name == ".pt" else (str(entry / name),)
+    monkeypatch.setattr(Path, "read_bytes", failing(errno.EIO, Path.read_bytes, *names))
     with pytest.raises(TrainingError, match="cannot read"):
         SMALL.run(tmp_path, "method=fire")
     monkeypatch.undo()
     assert content(entry) == before
+
+
+def test_the_exit_code_says_that_the_same_command_may_go_on() -> None:
+    assert exit_code(OSError(errno.EIO, "Input/output error", "x")) == 3
+    assert exit_code(TrainingError("cannot read x")) == 3
+    assert exit_code(ConfigError("lr must be positive")) == 2
+    assert exit_code(FileNotFoundError(errno.ENOENT, "No such file", "x")) == 2
 
 
 def test_nor_is_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """A signal ends the step, writes a checkpoint and leaves with code 75; the same command resumes to the same numbers."""
 
+import errno
 import os
 import signal
 import time
@@ -87,6 +88,33 @@ def test_submitit_s_own_handler_has_the_last_word(monkeypatch: pytest.MonkeyPatc
         signal.signal(signal.SIGUSR2, before)
 
 
+def test_a_terminal_that_is_closed_costs_nothing_and_under_nohup_training_goes_on() -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        for handler, received in ((signal.SIG_DFL, signal.SIGHUP), (signal.SIG_IGN, None)):
+            signal.signal(signal.SIGHUP, handler)
+            with Preemption() as preemption:
+                signal.raise_signal(signal.SIGHUP)
+                assert preemption.received == received
+            assert signal.getsignal(signal.SIGHUP) is handler
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+def test_a_run_saves_its_work_when_its_terminal_is_closed(tmp_path: Path, zygote: Zygote, calm: Path) -> None:
+    options = SMALL.tiny(*LONG, "checkpoint.every_seconds=1000", "cache=off")
+    child = zygote.start(tmp_path, "vision.train", *options, before="holds")
+    wait_until_held(child)
+    os.kill(child, signal.SIGHUP)
+    os.kill(child, signal.SIGCONT)
+    answer = zygote.end(tmp_path, child)
+    assert answer.code == EXIT_PREEMPTED, answer.err
+    assert "stopped by SIGHUP at step" in answer.err
+    assert zygote.run(tmp_path, "vision.train", *options).code == 0
+    assert_same(only_run(tmp_path / "runs"), calm)
+
+
 def test_at_a_boundary_a_signal_leaves_at_once() -> None:
     """What was done since the phase's end is done again; within a phase the step is finished and saved first."""
     learner, saved = SimpleNamespace(step=7, phase=0, seconds=0.0), []
@@ -115,6 +143,24 @@ def test_slow_checkpoints_come_less_often(monkeypatch: pytest.MonkeyPatch) -> No
         with Loop(learner, run, 10, "", shown=False) as loop:
             loop.end_step(lambda by=seconds: setattr(clock, "now", clock.now + by), ended=False)
         assert run.next_checkpoint == following
+
+
+def test_a_save_that_fails_slowly_is_not_repeated_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, learner = SimpleNamespace(now=0.0), SimpleNamespace(step=7, phase=0, seconds=0.0)
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def save() -> None:
+        clock.now += 90
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    run = SimpleNamespace(every_seconds=60, next_checkpoint=0.0, checkpoint_due=True, folder="run")
+    with Loop(learner, run, 10, "", shown=False) as loop:
+        for _ in range(2):
+            loop.end_step(save, ended=False)
+            assert run.next_checkpoint - clock.now == 20 * 60
+        for _ in range(2):  # there is room again
+            loop.end_step(lambda: setattr(clock, "now", clock.now + 0.1), ended=False)
+        assert run.next_checkpoint - clock.now == pytest.approx(60, abs=0.2)
 
 
 @pytest.mark.parametrize(

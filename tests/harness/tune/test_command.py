@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from fire_core.methods import Method
 from harness.config import groups
 from harness.config.build import build
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
 from harness.tune.command import Request, read_request, write_winner
 from harness.tune.search import effective, score, search_space
@@ -288,6 +288,37 @@ def test_a_table_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     table.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is damaged, or no table of a search"):
         read_trials(table, "ab", "base", (7, 8))
+
+
+def test_a_table_with_a_changed_digit_or_a_row_twice_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8), "vision")
+    append(table, Trial("ab", "base", 1, "lr=0.2", (0.5, math.nan)), (7, 8), "vision")
+    text = table.read_text()
+    for damaged in (
+        text.replace("0.25", "0.95"),
+        text.replace("0.37500", "0.97500"),
+        text.replace("base,1,", "base,0,"),
+    ):
+        assert damaged != text
+        table.write_text(damaged)
+        with pytest.raises(ConfigError, match="is damaged, or no table of a search"):
+            read_trials(table, "ab", "base", (7, 8))
+    table.write_text(text)
+    assert math.isnan(read_trials(table, "ab", "base", (7, 8))[1].score)
+
+
+def test_a_table_that_cannot_be_read_now_is_not_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "t.csv"
+    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8), "vision")
+    table.rename(tmp_path / "elsewhere.csv")
+    table.symlink_to(tmp_path / "not mounted.csv")
+    with pytest.raises(TrainingError, match=r"cannot read .*t\.csv .No such file"):
+        read_trials(table, "ab", "base", (7, 8))
+    table.unlink()
+    (tmp_path / "DONE").symlink_to(tmp_path / "not mounted")
+    with pytest.raises(TrainingError, match="cannot read"):
+        score(tmp_path, "test/accuracy")
 
 
 def test_scores_of_a_table_are_whole_numbers_of_their_runs(tmp_path: Path) -> None:
