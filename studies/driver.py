@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> None:
     if list(arguments) in (["pause"], ["resume"]):
         signal_queue(signal.SIGSTOP if arguments[0] == "pause" else signal.SIGCONT)
         return
-    known = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "STREAMS = " in path.read_text())
+    known = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if "\nSTREAMS = " in path.read_text())
     words = [word for word in arguments if "=" not in word]
     options = dict(word.split("=", 1) for word in arguments if "=" in word)
     if len(words) < 2 or words[0] not in known or options.keys() - {"workers"}:
