@@ -5,6 +5,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+class UnevenFused(nn.Module):
+    """A layer whose name says q, k and v, and whose 40 rows do not divide by three: how they divide is not known."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 16)
+        self.qkv = nn.Linear(16, 40)
+        self.head = nn.Linear(40, 2)
+
+
 class GPTAttention(nn.Module):
     """Causal self-attention with one fused projection for query, key and value, as in nanoGPT."""
 

@@ -21,7 +21,7 @@ from fire_core import (
     muonium_groups,
 )
 from fire_core.methods.muon import CombinedOptimizer
-from tests.networks import GPT, GPTMLP, SeparateAttention
+from tests.networks import GPT, GPTMLP, SeparateAttention, UnevenFused
 from tests.test_split_muon import vit
 
 Pick = Callable[[nn.Module, str, Tensor], bool]  # whether a script gives a parameter to Muon
@@ -480,12 +480,7 @@ def test_biases_of_experts_are_no_matrices() -> None:
 
 
 def test_a_weight_that_looks_fused_is_an_error_until_it_is_declared() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.qkv, self.head = nn.Embedding(9, 16), nn.Linear(16, 40), nn.Linear(40, 2)
-
-    model = Odd()
+    model = UnevenFused()
     groups = groups_of(model, lambda model, name, p: name == "qkv.weight")
     (problem,) = check_muon(model, groups).errors
     assert problem.kind == "unknown"

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from fire_core import SplitMuon, matrices, muon_groups
 from fire_core.errors import FireWarning
+from tests.networks import UnevenFused
 from tests.weights.test_blocks import MODULES
 from tests.zoo.checks import Cuts, Fused
 
@@ -178,12 +179,7 @@ def test_what_cannot_be_trained_is_refused(make: Callable[[], Any], says: str) -
 
 
 def test_a_fused_weight_that_is_not_known_is_left_to_the_other_optimizer() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.qkv, self.head = nn.Linear(8, 16), nn.Linear(16, 40), nn.Linear(40, 2)
-
-    model = Odd()
+    model = UnevenFused()
     assert any("qkv" in line for line in matrices(model).warnings)
     with (
         pytest.warns(FireWarning, match=r"qkv\.weight is kept; it looks fused"),

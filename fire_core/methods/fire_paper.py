@@ -318,6 +318,18 @@ class UnitSilences(Saved):
         self.age = torch.zeros(units, dtype=torch.int64, device=device)
         self.threshold = torch.full_like(self.age, max_age // 2)
 
+    def step(self, fired: Tensor, samples: int) -> Tensor:
+        """Process a batch.
+
+        Args:
+            fired: (units,) bool, whether each unit fired anywhere in the batch.
+            samples: samples of the batch.
+
+        Returns:
+            (units,) bool, whether each unit has been silent for too long.
+        """
+        raise NotImplementedError
+
 
 class FirePaperSilences(UnitSilences):
     """Silences and thresholds as the FIRE authors' code keeps them; `snr.Silences` keeps them as SNR's authors do.
@@ -342,15 +354,6 @@ class FirePaperSilences(UnitSilences):
 
     @torch.no_grad()
     def step(self, fired: Tensor, samples: int) -> Tensor:
-        """Process a batch.
-
-        Args:
-            fired: (units,) bool, whether each unit fired anywhere in the batch.
-            samples: samples of the batch.
-
-        Returns:
-            (units,) bool, whether each unit has been silent for too long.
-        """
         self.window.append((fired, samples))
         while sum(n for _, n in self.window[1:]) >= self.WINDOW:
             self.window.pop(0)

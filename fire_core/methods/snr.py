@@ -52,7 +52,7 @@ class SelfNormalizedResets(Method):
     ) -> None:
         self.percentile, self.every, self.max_age, self.growth = percentile, every, max_age, growth
         self.variant = variant
-        self.silences: Silences | FirePaperSilences | None = None
+        self.silences: UnitSilences | None = None
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
@@ -89,7 +89,7 @@ class SelfNormalizedResets(Method):
             self.silences.end_epoch()
         return {}
 
-    def _new_silences(self, units: int, batch: int, device: torch.device) -> "Silences | FirePaperSilences":
+    def _new_silences(self, units: int, batch: int, device: torch.device) -> UnitSilences:
         options = (self.percentile, self.every, self.max_age, self.growth)
         if self.variant == "fire_paper":
             return FirePaperSilences(units, *options, device=device)
@@ -132,15 +132,6 @@ class Silences(UnitSilences):
 
     @torch.no_grad()
     def step(self, fired: Tensor, samples: int) -> Tensor:
-        """Process a batch.
-
-        Args:
-            fired: (units,) bool, whether each unit fired anywhere in the batch.
-            samples: samples of the batch.
-
-        Returns:
-            (units,) bool, whether each unit has been silent for too long.
-        """
         self._count_silences(fired)
         self.age = torch.where(fired, 0, self.age + samples)
         silent = self.age >= self.threshold

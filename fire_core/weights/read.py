@@ -1,11 +1,11 @@
-"""Read off a forward pass which rows of a weight belong to one matrix.
+"""Find out from a forward pass which rows of a weight belong to one matrix.
 
-Two rows of a fused weight belong to different matrices if what they compute meets in a product: queries with keys in
-an attention product, weights with values, an activated gate with what it gates. So the forward pass is watched: at each
-product of two tensors, gradients say which rows of which weight reach either side. Rows that always stand on the same
-side are one matrix. Nothing is read from names, and any order of rows, heads and experts is found.
+Two rows of a fused weight belong to different matrices if their outputs meet in a product: queries with keys in an
+attention product, attention weights with values, an activated gate with what it gates. So the forward pass is watched.
+At each product of two tensors, gradients show which rows of which weights reach either side. Rows that are always on
+the same side belong to one matrix. This uses no names, and works for any order of rows, heads and experts.
 
-A layer's input is detached first, so that what is seen at a product comes from the layers right before it.
+The input of each layer is detached, so that only the layers directly before a product are seen at it.
 """
 
 from __future__ import annotations
@@ -31,40 +31,30 @@ from fire_core.weights.outside import state_outside_restored
 from fire_core.weights.topology import is_linear, unwrap, width, words
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
+# Beginnings of the names of autograd nodes of operations that only select and rearrange numbers.
 _VIEWS = ("Alias", "Narrow", "Permute", "Select", "Slice", "Split", "Transpose", "Unbind", "Unsafe", "View")
+# Names for the sides of a product, by the name of the product.
 _SIDES = {"attention": ("q", "k", "v"), "gate": ("gate", "up"), "glu": ("value", "gate")}
-_BY_HAND: dict[tuple[str, ...], str] = {
-    ("0", "0"): "q",
-    ("1", "0"): "k",
-    ("", "1"): "v",
-}  # sides in an attention's products
-
-MOST_NESTED = 8  # lists, mappings and objects within each other that tensors with a history are looked for in
-Products = list[tuple[str, list[Tensor]]]  # the sides of each product that was seen, as masks of a weight's shape
-
-
+# Names in an attention that is written out, by a row's sides in its two products: q with k, and their result with v.
+_ATTENTION_SIDES: dict[tuple[str, ...], str] = {("0", "0"): "q", ("1", "0"): "k", ("", "1"): "v"}
+MAX_DEPTH = 8  # depth of lists, mappings and objects within each other, in which tensors with a history are searched
+# The products in which a weight was seen: the product's name, and for each side a mask of the weight's shape.
+Products = list[tuple[str, list[Tensor]]]
 # Places in source files at which the output of a layer is cut: (file, first line, last line).
 Places = Sequence[tuple[str, int, int]]
 
-_MATRIX_PRODUCTS = {"linear", "matmul", "mm", "bmm", "einsum", "baddbmm", "addmm", "addbmm", "tensordot", "bilinear"}
-_MATRIX_PRODUCTS |= {"mv", "inner", "dot", "chain_matmul", "multi_head_attention_forward", "lstm", "gru", "lstm_cell"}
-_MATRIX_PRODUCTS |= {f"conv{kind}{n}d" for kind in ("", "_transpose") for n in (1, 2, 3)} | {
-    "gru_cell",
-    "rnn_tanh_cell",
-}
-_CASTS = {"to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous", "clone"}
-_TAKES_PARTS = {
-    "chunk",
-    "split",
-    "tensor_split",
-    "unsafe_chunk",
-    "unsafe_split",
-    "split_with_sizes",
-    "unbind",
-    "getitem",
-}
-_TAKES_PARTS |= {"narrow", "select", "hsplit", "dsplit", "vsplit"}
-# Functions of each number by itself. A closed unit would hide what lies behind it, so slopes pass them as they are.
+# Names of functions that multiply matrices; that convert a tensor without computing; and that take parts of a tensor.
+_MATRIX_PRODUCTS = words(
+    "linear matmul mm bmm mv inner dot einsum baddbmm addmm addbmm tensordot bilinear chain_matmul "
+    "multi_head_attention_forward lstm gru lstm_cell gru_cell rnn_tanh_cell "
+    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+)
+_CASTS = words("to float half bfloat16 double type type_as contiguous clone")
+_TAKES_PARTS = words(
+    "chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes unbind getitem narrow select hsplit dsplit vsplit"
+)
+# Functions of each number by itself. The derivative 0 of a unit that is off would hide the weights before it, so these
+# functions get the derivative 1.
 _ACTIVATIONS = words(
     "relu relu6 sigmoid tanh gelu silu mish elu selu celu leaky_relu prelu rrelu hardswish hardsigmoid "
     "hardtanh softplus softsign threshold logsigmoid exp clamp clip clamp_min clamp_max dropout "
@@ -72,8 +62,8 @@ _ACTIVATIONS = words(
 )
 
 
-class _Through(torch.autograd.Function):
-    """The values of an activation with the slope 1."""
+class _WithSlopeOne(torch.autograd.Function):
+    """An activation with its own values and the derivative 1."""
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, values: Tensor) -> Tensor:
@@ -85,17 +75,31 @@ class _Through(torch.autograd.Function):
 
 
 class _Watch(TorchFunctionMode):
+    """A mode that watches how the rows of weights meet in the operations of a forward pass.
+
+    Args:
+        weights: the weights to watch.
+        places: from the `id` of a weight to the places at which the source cuts the output of its layer.
+
+    Attributes:
+        seen: from the `id` of a weight to the products in which its rows were on several sides.
+        together: `id` of each weight all of whose rows were on one side of a product.
+        parts: from the `id` of a weight to the parts of its output that were taken at its places, as masks.
+        multiplied: `id` of each weight that was, as it is stored, an operand of a product of matrices.
+    """
+
     def __init__(self, weights: Sequence[Tensor], places: Mapping[int, Places]) -> None:
         super().__init__()
         self.places = places
         self.lines = {(file, line) for spans in places.values() for file, a, b in spans for line in range(a, b + 1)}
-        self.parts: dict[int, dict[Any, Tensor]] = {id(weight): {} for weight in weights}  # rows of each part taken
-        self.multiplied: set[int] = set()  # weights that stood in a product of matrices, as they are
-        self._memory = {weight.untyped_storage().data_ptr(): id(weight) for weight in weights if weight.numel()}
+        self.parts: dict[int, dict[Any, Tensor]] = {id(weight): {} for weight in weights}
+        self.multiplied: set[int] = set()
+        not_empty = [weight for weight in weights if weight.numel()]
+        self._weight_of_storage = {weight.untyped_storage().data_ptr(): id(weight) for weight in not_empty}
         self._casts: list[Tensor] = []
         self.weights = list(weights)
         self.seen: dict[int, Products] = {id(weight): [] for weight in weights}
-        self.together: set[int] = set()  # weights whose rows all stood on one side of a product
+        self.together: set[int] = set()
         self.draw = torch.Generator().manual_seed(0)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,22 +116,23 @@ class _Watch(TorchFunctionMode):
             return self._activate(func, args, kwargs)
         result = func(*args, **kwargs)
         if name in _CASTS and isinstance(result, Tensor) and args and (key := self._weight_in(args[0])) is not None:
-            self._memory[result.untyped_storage().data_ptr()] = key
-            self._casts.append(result)  # so that nothing else comes to lie there
+            self._weight_of_storage[result.untyped_storage().data_ptr()] = key
+            self._casts.append(result)  # kept alive, so that no other tensor gets this memory
         if name in _TAKES_PARTS and self.lines and torch.is_grad_enabled():
             self._note_parts(result)
         return result
 
     def _weight_in(self, value: Any) -> int | None:
-        """Which weight a tensor is, or a view or a cast of."""
+        """Return the `id` of the weight that a tensor is, or is a view or cast of; None if it is none."""
         if not isinstance(value, Tensor) or not value.numel() or value.layout != torch.strided:
             return None
         try:
-            return self._memory.get(value.untyped_storage().data_ptr())
+            return self._weight_of_storage.get(value.untyped_storage().data_ptr())
         except (RuntimeError, NotImplementedError):
             return None
 
     def _activate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of an activation function, which passes gradients on unchanged."""
         x = next(iter([*args, *kwargs.values()]), None)
         if not isinstance(x, Tensor) or not x.requires_grad or not torch.is_grad_enabled():
             return func(*args, **kwargs)
@@ -135,10 +140,14 @@ class _Watch(TorchFunctionMode):
         values = func(*inner, **{k: v.detach().clone() if v is x else v for k, v in kwargs.items()})
         if not isinstance(values, Tensor) or values.shape != x.shape or values.dtype != x.dtype:
             return func(*args, **kwargs)
-        return _Through.apply(x, values.detach())
+        return _WithSlopeOne.apply(x, values.detach())
 
     def _note_parts(self, result: Any) -> None:
-        """Note which rows a part holds that is taken at one of the places where an output is cut."""
+        """Note which rows of weights the parts of a result hold, if the code that took them is at one of the places.
+
+        Args:
+            result: a tensor, or several, that a function such as `chunk` has returned.
+        """
         frame: Any = sys._getframe(2)
         for _ in range(6):
             if frame is None or (frame.f_code.co_filename, frame.f_lineno) in self.lines:
@@ -155,17 +164,26 @@ class _Watch(TorchFunctionMode):
                 spans = self.places.get(key, ())
                 line = frame.f_lineno
                 if any(file == frame.f_code.co_filename and a <= line <= b for file, a, b in spans):
-                    spot = (frame.f_code.co_filename, frame.f_lasti, i)
-                    held = self.parts[key]
-                    held[spot] = mask | held[spot] if spot in held else mask
+                    position = (frame.f_code.co_filename, frame.f_lasti, i)
+                    masks = self.parts[key]
+                    masks[position] = mask | masks[position] if position in masks else mask
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
-        values = [*args, *kwargs.values()]
-        values = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]  # of einsum
-        sides = [v for v in values if isinstance(v, Tensor) and v.grad_fn is not None]
+        """Note which rows of weights meet in a product.
+
+        Args:
+            name: name of the function.
+            args: its arguments.
+            kwargs: its keyword arguments.
+        """
+        operands: list[Any] = []
+        for value in (*args, *kwargs.values()):
+            operands += value if isinstance(value, (list, tuple)) else [value]  # einsum takes its operands as a list
+        sides = [v for v in operands if isinstance(v, Tensor) and v.grad_fn is not None]
         if name == "glu" and sides:
             sides = list(sides[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1)))
-        sides = sides[:3] if name.startswith("scaled") else sides[-2:]  # not what baddbmm adds to
+        # Of baddbmm the last two are multiplied; the first is what they are added to.
+        sides = sides[:3] if name == "scaled_dot_product_attention" else sides[-2:]
         if len(sides) < 2:
             return
         activated = [not type(side.grad_fn).__name__.startswith(_VIEWS) for side in sides]
@@ -180,7 +198,11 @@ class _Watch(TorchFunctionMode):
                 self.together.add(key)
 
     def _reached(self, tensor: Tensor) -> dict[int, Tensor]:
-        """Which numbers of which weights a tensor depends on, as bool tensors of the weights' shapes."""
+        """Return the numbers of weights on which a tensor depends.
+
+        Returns:
+            From the `id` of a weight to a boolean mask of its shape; weights on which it does not depend are left out.
+        """
         direction = torch.randn(tensor.shape, generator=self.draw, dtype=torch.float32, device="cpu").to(tensor)
         slopes = torch.autograd.grad(tensor, self.weights, direction, retain_graph=True, allow_unused=True)
         pairs = zip(self.weights, slopes, strict=True)
@@ -188,7 +210,7 @@ class _Watch(TorchFunctionMode):
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested lists and mappings."""
+    """Return all tensors in nested lists, tuples and mappings."""
     if isinstance(value, Tensor):
         return [value]
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
@@ -196,13 +218,13 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 class Pass(NamedTuple):
-    """What one forward pass shows of weights, by `id(parameter)`.
+    """What one forward pass shows of weights, by the `id` of the parameter.
 
     Attributes:
-        cuts: the blocks of a weight whose rows met each other in products, or were taken apart where the code cuts
-            them; a single one if all rows met others together.
-        products: the same by products alone.
-        multiplied: the weights that stood in a product of matrices.
+        cuts: the cuts of weights whose rows met each other in products, or were in different parts where the code cuts
+            them. The cut has a single block if all rows were always together.
+        products: the same from products alone.
+        multiplied: the weights that, as they are stored, were operands of products of matrices.
     """
 
     cuts: dict[int, Cut]
@@ -211,21 +233,22 @@ class Pass(NamedTuple):
 
 
 def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
-    """How the weights of a model are cut, off one forward pass of a copy; see `read_pass`."""
+    """Return the cuts of a model's weights that `read_pass` finds, by the `id` of the parameter."""
     return read_pass(model, example).cuts
 
 
 def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | None = None) -> Pass:
-    """How the weights of a model are cut, read off one forward pass of a copy.
+    """Find out how the weights of a model are cut, from one forward pass of a copy.
 
     Args:
-        model: any module that runs eagerly on the example; weights whole, not sharded.
+        model: any module that runs eagerly on the example, with weights that are not sharded.
         example: a tensor; a tuple or list of positional arguments; or a mapping of keyword arguments. A few tokens or
-            images will do, the more different the better.
-        places: where the output of a layer is cut, by `id(weight)`: the rows of the parts taken there are blocks too.
+            images are enough; they should differ from each other.
+        places: from the `id` of a weight to the places at which the source cuts the output of its layer. The rows of
+            the parts that are taken there are blocks too.
 
     Returns:
-        What was seen, by `id(parameter)`.
+        What the pass shows of the model's parameters.
 
     Raises:
         ValueError: the weights are sharded, or the model does not run on the example.
@@ -236,7 +259,7 @@ def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | Non
     if isinstance(example, Mapping):
         arguments, keywords = (), dict(example)
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
-    grouped = {id(m._parameters.get("weight")) for m in convolutions if m.groups > 1}  # cut by their groups
+    grouped = {id(m._parameters.get("weight")) for m in convolutions if m.groups > 1}  # their groups cut them
     chosen = [p for p in model.parameters() if p.ndim > 1 and p.is_floating_point() and id(p) not in grouped]
     try:
         with state_outside_restored(model):
@@ -246,22 +269,32 @@ def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | Non
 
 
 def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], places: Mapping[int, Places]) -> Pass:
-    """The cuts of some weights, by `id(weight)`, off a forward pass of a copy, and those that were multiplied with;
-    raises whatever the module does."""
+    """Run a copy of a model and return what the pass shows of some weights.
+
+    Args:
+        model: the model.
+        args: arguments of its forward pass.
+        kwargs: keyword arguments.
+        chosen: the weights.
+        places: see `read_pass`.
+
+    Raises:
+        Exception: whatever the model raises.
+    """
     twins: dict[int, Any] = {}
     clone = _copy(unwrap(model), twins)
     weights = [twins[id(weight)] for weight in chosen]
-    # Not depthwise convolutions: they mix no channels, and what they pass on keeps its origin.
-    dense = {
+    # Depthwise convolutions are left out: they mix no channels, so what passes them still belongs to the layer before.
+    layers = {
         m for m in clone.modules() if is_linear(m) and not (isinstance(m, _ConvNd) and 1 < m.groups == m.in_channels)
     }
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
-    blocks = {child for m in lists for child in m.children() if not dense.isdisjoint(child.modules())}
-    for module in dense | blocks:
+    blocks = {child for m in lists for child in m.children() if not layers.isdisjoint(child.modules())}
+    for module in layers | blocks:
         module.register_forward_pre_hook(_detach, with_kwargs=True)
     twin_of = {id(original): id(weight) for original, weight in zip(chosen, weights, strict=True)}
     watch = _Watch(weights, {twin_of[key]: spans for key, spans in places.items() if key in twin_of})
-    # Compiled parts run as they are written. Without dynamo, whose import takes seconds, there are none.
+    # Compiled parts have to run eagerly. If dynamo, whose import takes seconds, is not imported, there are none.
     eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     detach_histories((args, kwargs), twins)
     arguments = copy.deepcopy((args, kwargs), twins)  # a pass may write to its input
@@ -270,10 +303,11 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts, products = {}, {}
     for original, weight in zip(chosen, weights, strict=True):
-        whole = Cut((("", len(weight)),)) if id(weight) in watch.together and not watch.seen[id(weight)] else None
+        is_together = id(weight) in watch.together and not watch.seen[id(weight)]
+        single = Cut((("", len(weight)),)) if is_together else None
         dims = (0,) if id(weight) in convs else (-2, -1)
-        cuts[id(original)] = _cut(watch.seen[id(weight)], [*watch.parts[id(weight)].values()], dims, whole)
-        products[id(original)] = _cut(watch.seen[id(weight)], [], dims, whole)
+        cuts[id(original)] = _cut(watch.seen[id(weight)], [*watch.parts[id(weight)].values()], dims, single)
+        products[id(original)] = _cut(watch.seen[id(weight)], [], dims, single)
     multiplied = {
         id(original) for original, weight in zip(chosen, weights, strict=True) if id(weight) in watch.multiplied
     }
@@ -282,26 +316,28 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    free = [v.detach() if isinstance(v, Tensor) else v for v in args]
-    return tuple(free), {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+    """Return a module's arguments without their autograd history: a hook before its forward pass."""
+    detached = [v.detach() if isinstance(v, Tensor) else v for v in args]
+    return tuple(detached), {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
 
 
 def read_module(module: nn.Module, layer: nn.Module, places: Places = ()) -> Cut | None:
-    """How one layer of a module is cut, read off a forward pass of a copy of the module on random input.
+    """Find out how a layer's weight is cut, from a forward pass of a copy of a module on random input.
 
     Args:
-        module: that holds the layer.
-        layer: with a weight.
-        places: where its output is cut, if that is known.
+        module: the module that holds the layer.
+        layer: the layer, with a `weight`.
+        places: the places at which the source cuts the layer's output.
 
     Returns:
-        The cut; None if the module does not run on one tensor alone, or if nothing was seen.
+        The cut; None if the module does not run on random input, or if the pass shows nothing.
     """
     with state_outside_restored(module):
         return _read_alone(module, layer.weight, _shapes(layer), places)
 
 
 def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], places: Places) -> Cut | None:
+    """Return the cut of a weight from the first pass that runs and shows one, over inputs of several shapes."""
     draw = torch.Generator().manual_seed(0)
     for shape in shapes:
         x = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(
@@ -310,9 +346,9 @@ def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], p
         for arguments in _arguments_of(module, x):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of input that was not meant for it
+                    warnings.simplefilter("ignore")  # the module may warn of unusual input
                     cuts = _read(module, arguments, {}, [weight], {id(weight): places}).cuts
-            except Exception:  # whatever a module of somebody's may raise on input that it does not take
+            except Exception:  # whatever the module raises on input that it does not take
                 continue
             if id(weight) in cuts:
                 return cuts[id(weight)]
@@ -320,8 +356,11 @@ def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], p
 
 
 def _arguments_of(module: nn.Module, x: Tensor) -> Iterator[tuple[Any, ...]]:
-    """What a module may be called with: one tensor, then the same for each argument that it must have, or None, or for
-    each argument a share of the features, as of a gate that joins its two inputs first."""
+    """Yield arguments to try for a module's forward pass, all made from one tensor `x`.
+
+    These are `x` alone; `x` for each required argument; `x` and None for the others; and, as a gate may first join its
+    two inputs, for each argument an equal share of the features of `x`, along its last and its second dimension.
+    """
     yield (x,)
     try:
         parameters = [*inspect.signature(module.forward).parameters.values()]
@@ -336,18 +375,21 @@ def _arguments_of(module: nn.Module, x: Tensor) -> Iterator[tuple[Any, ...]]:
 
 
 def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
-    """The module in evaluation mode without hooks and wrappers, which shares no memory with it.
+    """Return a copy of a module in evaluation mode, without hooks and wrappers, that shares no memory with it.
 
-    Sharded weights and those without numbers are drawn anew.
+    Sharded weights and weights on the meta device get random numbers. A forward pass of the copy changes nothing that
+    the module holds: caches, counters, or random generators of its own.
 
     Args:
-        module: stays as it is, whatever a forward pass of the copy writes to: caches, counters, generators of its own.
-        twins: takes the copy of each module, parameter and other object, by the `id` of the original.
+        module: the module.
+        twins: from the `id` of an original object to its copy. The copies of modules, parameters and other objects are
+            added.
     """
     if id(module) in twins:
-        copied: nn.Module = twins[id(module)]
-        return copied
-    kind: Any = next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP"))  # `fully_shard` changes it
+        existing: nn.Module = twins[id(module)]
+        return existing
+    # `fully_shard` replaces the class of a module by a subclass of its own.
+    kind: Any = next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP"))
     new: nn.Module = kind.__new__(kind)
     twins[id(module)] = new
     vars(new).update(vars(nn.Module()), training=False)
@@ -357,7 +399,7 @@ def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
         new._buffers[key] = None if b is None else twins.setdefault(id(b), _buffer_twin(b))
     for key, child in module._modules.items():
         new._modules[key] = None if child is None else _copy(unwrap(child), twins)
-    # The module's own attributes last: what they hold of parameters and modules is then a copy already.
+    # The other attributes come last, so that parameters and modules in them are replaced by their copies.
     for key in vars(module).keys() - vars(new).keys():
         value = vars(module)[key]
         detach_histories(value, twins)
@@ -368,31 +410,37 @@ def _copy(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
 
 
 def detach_histories(value: object, twins: dict[int, Any], depth: int = 0) -> None:
-    """Note a copy, without the history, of each tensor with one in an attribute of a module.
+    """Copy each tensor with an autograd history in a value, without the history, into the memo of `copy.deepcopy`.
 
-    `copy.deepcopy` refuses such tensors, unless it finds their copies.
+    `copy.deepcopy` refuses such tensors unless its memo has their copies.
 
     Args:
-        value: an attribute.
-        twins: takes the copies, by `id` of the originals: what `copy.deepcopy` takes as its memory.
-        depth: how deep in lists, mappings and objects the value lies.
+        value: an attribute of a module, or arguments.
+        twins: the memo, from the `id` of an original to its copy. Copies are added.
+        depth: how many lists, mappings and objects the value is nested in.
     """
     if isinstance(value, Tensor):
         if value.grad_fn is not None:
             twins.setdefault(id(value), value.detach().clone())
-    elif depth < MOST_NESTED and not isinstance(value, (nn.Module, type)):
-        inside = (
-            value.values() if isinstance(value, Mapping) else vars(value).values() if hasattr(value, "__dict__") else ()
-        )
-        for part in value if isinstance(value, (list, tuple, set, deque)) else list(inside):
+    elif depth < MAX_DEPTH and not isinstance(value, (nn.Module, type)):
+        parts: list[Any] = []
+        if isinstance(value, (list, tuple, set, deque)):
+            parts = [*value]
+        elif isinstance(value, Mapping):
+            parts = [*value.values()]
+        elif hasattr(value, "__dict__"):
+            parts = [*vars(value).values()]
+        for part in parts:
             detach_histories(part, twins, depth + 1)
 
 
 def _buffer_twin(b: Tensor) -> Tensor:
+    """Return a copy of a buffer; of one on the meta device, zeros on the CPU."""
     return torch.zeros_like(b, device="cpu") if b.is_meta else b.detach().clone()
 
 
 def _twin(p: nn.Parameter) -> nn.Parameter:
+    """Return a trainable copy of a parameter; a sharded one, or one on the meta device, gets random numbers."""
     numbers = p.detach().clone()  # a forward pass may write to its weights
     if p.is_meta or hasattr(p, "device_mesh"):
         draw = torch.Generator().manual_seed(0)
@@ -403,6 +451,7 @@ def _twin(p: nn.Parameter) -> nn.Parameter:
 
 
 def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
+    """Return shapes of inputs to try for the module around a layer, as images or sequences of its width."""
     if isinstance(layer, _ConvNd):
         maps = [(2, layer.in_channels, *[side] * len(layer.kernel_size)) for side in (8, 7)]
         return [*maps, (2, 16, layer.in_channels)]
@@ -412,91 +461,117 @@ def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
 # ------------------------------------------------------------------------------------------------ from masks to a cut
 
 
-def _cut(seen: Products, parts: Sequence[Tensor], dims: tuple[int, ...], whole: Cut | None) -> Cut | None:
-    """The blocks of a weight: rows that stood on the same sides of all products, in the same parts."""
+def _cut(seen: Products, parts: Sequence[Tensor], dims: tuple[int, ...], single: Cut | None) -> Cut | None:
+    """Return the cut of a weight that one pass shows.
+
+    Rows belong to one block if they were on the same sides of all products and in the same parts.
+
+    Args:
+        seen: the products in which rows of the weight were on several sides.
+        parts: the parts of its output that were taken where the source cuts it, as masks of the weight's shape.
+        dims: the dimensions along which rows may count; the first that shows blocks is taken.
+        single: the result if none does.
+    """
     for dim in dims:
-        held = [mask.movedim(dim, 0).flatten(1).any(1) for mask in parts]
-        held = [mask for mask in held if not mask.all()]
-        if held:
-            sides = [torch.stack([m.movedim(dim, 0).flatten(1).any(1) for m in masks]) for _, masks in seen]
-            names = [name for name, _ in seen]
-            products = [
-                (n, s) for n, s in zip(names, sides, strict=True) if int(s.sum(0).max()) == 1 < int(s.any(1).sum())
-            ]
-            labels = _labels(products) if products else [()] * len(held[0])
-            taken = torch.stack(held).T.tolist()
-            apart = [
-                _named(label) or (*label, *map(str, map(int, row))) for label, row in zip(labels, taken, strict=True)
-            ]
-            if len({*apart}) == len({(label, *row) for label, row in zip(labels, taken, strict=True)}):
-                return _pattern(apart, transposed=dim == -1)
-            return _pattern(
-                [(*label, *map(str, map(int, row))) for label, row in zip(labels, taken, strict=True)], dim == -1
-            )
-        rows = [(name, torch.stack([mask.movedim(dim, 0).flatten(1).any(1) for mask in masks])) for name, masks in seen]
-        rows = [(name, sides) for name, sides in rows if int(sides.sum(0).max()) == 1 < int(sides.any(1).sum())]
-        if rows:
-            return _pattern(_labels(rows), transposed=dim == -1)
-    return whole
+        products: list[tuple[str, Tensor]] = []
+        for name, masks in seen:
+            sides = torch.stack([_rows_in(mask, dim) for mask in masks])  # (sides, rows)
+            if int(sides.sum(0).max()) == 1 < int(sides.any(1).sum()):  # no row on two sides, and rows on two sides
+                products.append((name, sides))
+        rows_in_parts = [_rows_in(mask, dim) for mask in parts]
+        rows_in_parts = [rows for rows in rows_in_parts if not rows.all()]
+        if not rows_in_parts:
+            if products:
+                return _repeating_pattern(_labels(products), transposed=dim == -1)
+            continue
+        side_labels = _labels(products) if products else [()] * len(rows_in_parts[0])
+        full_labels = []
+        short_labels = []
+        for label, in_parts in zip(side_labels, torch.stack(rows_in_parts).T.tolist(), strict=True):
+            full_label = (*label, *(str(int(is_in)) for is_in in in_parts))
+            is_name = len(label) == 1 and label[0].isalpha()  # such as q or gate
+            full_labels.append(full_label)
+            short_labels.append(label if is_name else full_label)
+        # A name alone is the better label, if it tells as many blocks apart.
+        labels = short_labels if len({*short_labels}) == len({*full_labels}) else full_labels
+        return _repeating_pattern(labels, transposed=dim == -1)
+    return single
+
+
+def _rows_in(mask: Tensor, dim: int) -> Tensor:
+    """Return for each index along a dimension whether anything there is in a mask: (rows,) booleans."""
+    return mask.movedim(dim, 0).flatten(1).any(1)
 
 
 def _labels(products: list[tuple[str, Tensor]]) -> list[tuple[str, ...]]:
-    """For each row, on which side of which product it stood, from masks (sides, rows); named where that is usual."""
+    """Return for each row a label that tells on which side of each product it was.
+
+    Args:
+        products: the name of each product, and on which of its sides each row was: booleans (sides, rows).
+
+    Returns:
+        For each row a tuple with "0", "1" or "" (on no side) for each product; or with a name alone, such as q or gate,
+        if the products are those of an attention or a gate.
+    """
     if attention := [sides for name, sides in products if name == "scaled_dot_product_attention" and len(sides) == 3]:
         products = [("attention", torch.stack(attention).any(0))]
-    events: dict[tuple[tuple[bool, ...], ...], str] = {}
+    distinct: dict[tuple[tuple[bool, ...], ...], str] = {}  # from the sides of a product to its name
     for name, sides in products:
-        events.setdefault(tuple(map(tuple, sides.tolist())), name)
-    names = _SIDES.get(next(iter(events.values())), "01") if len(events) == 1 else "01"
-    labels = [
-        tuple(next((names[n] for n, side in enumerate(sides) if side[i]), "") for sides in events)
-        for i in range(products[0][1].shape[1])
-    ]
-    by_hand = {label: _BY_HAND.get(label[:2], "") for label in labels}
-    if all(by_hand.values()) and not {"mul", "multiply", "gate"} & set(events.values()):  # of matrices, not of numbers
-        labels = [(by_hand[label],) for label in labels]
+        distinct.setdefault(tuple(map(tuple, sides.tolist())), name)
+    side_names = _SIDES.get(next(iter(distinct.values())), "01") if len(distinct) == 1 else "01"
+    labels = []
+    for row in range(products[0][1].shape[1]):
+        label = []
+        for rows_on_sides in distinct:
+            sides_of_row = [side_names[i] for i, rows_on_side in enumerate(rows_on_sides) if rows_on_side[row]]
+            label.append(sides_of_row[0] if sides_of_row else "")
+        labels.append(tuple(label))
+    names = {label: _ATTENTION_SIDES.get(label[:2], "") for label in labels}
+    is_elementwise = {"mul", "multiply", "gate"} & set(distinct.values())  # these are no products of matrices
+    if all(names.values()) and not is_elementwise:
+        labels = [(names[label],) for label in labels]
     return labels
 
 
-def _named(label: tuple[str, ...]) -> tuple[str, ...]:
-    """A label that has one name alone, such as q or gate."""
-    return label if len(label) == 1 and label[0].isalpha() else ()
+def _repeating_pattern(labels: list[tuple[str, ...]], transposed: bool) -> Cut | None:
+    """Return the cut for the labels of all rows: the shortest pattern of blocks that repeats.
 
-
-def _pattern(labels: list[tuple[str, ...]], transposed: bool) -> Cut | None:
-    """The shortest pattern of runs that recurs; None if a block would lie in two places within it."""
+    None: all rows have one label, or a label occurs twice within the pattern.
+    """
     runs = [(label, len(list(rows))) for label, rows in groupby(labels)]
     period = next(n for n in range(1, len(runs) + 1) if len(runs) % n == 0 and runs == runs[:n] * (len(runs) // n))
-    block = runs[:period]
-    if len({label for label, _ in block}) < len(block) or len(block) < 2:
+    pattern = runs[:period]
+    if len({label for label, _ in pattern}) < len(pattern) or len(pattern) < 2:
         return None
-    named = all("".join(label).isalpha() for label, _ in block)
-    heights = tuple((label[0] if named else str(i), height) for i, (label, height) in enumerate(block))
-    return Cut(heights, len(runs) // period, transposed, role="dense")
+    have_names = all("".join(label).isalpha() for label, _ in pattern)
+    blocks = tuple((label[0] if have_names else str(i), height) for i, (label, height) in enumerate(pattern))
+    return Cut(blocks, len(runs) // period, transposed, role="dense")
 
 
 def equals_plain(module: nn.Module) -> bool:
-    """Whether a layer whose class has a forward pass of its own gives what torch's own layer with its weights gives.
+    """Return whether a layer with a forward pass of its own computes what torch's layer with its weights computes.
+
+    Both are run once on random input, on a copy of the layer.
 
     Args:
-        module: of a subclass of a linear layer, a convolution, an attention or a recurrent layer. A copy is run.
+        module: a layer of a subclass of torch's linear layer, convolutions, attention or recurrent layers.
     """
     kind = next((kind for kind in _PLAIN_LAYERS if isinstance(module, kind)), None)
     if kind is None:
         return False
     try:
-        copied = _copy(module, {})
+        clone: Any = _copy(module, {})
         reference: Any = kind.forward
-        x = _input_of(copied)
+        x = _input_of(clone)
         times = 3 if isinstance(module, nn.MultiheadAttention) else 1
-        with state_outside_restored(copied), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
-            expected = _tensors(reference(copied, *[x] * times))[0]
+        with state_outside_restored(clone), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
+            expected = _tensors(reference(clone, *[x] * times))[0]
             for count in dict.fromkeys((1, times)):
-                with suppress(Exception):  # whatever somebody's layer raises on arguments that it does not take
-                    given = _tensors(copied(*[x] * count))[0]
-                    if given.shape == expected.shape and torch.allclose(given, expected, rtol=1e-4, atol=1e-5):
+                with suppress(Exception):  # whatever the layer raises on arguments that it does not take
+                    output = _tensors(clone(*[x] * count))[0]
+                    if output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5):
                         return True
-    except Exception:  # the same of torch's pass
+    except Exception:  # whatever torch's forward pass raises on a layer that was changed
         return False
     return False
 
@@ -508,18 +583,15 @@ _PLAIN_LAYERS: tuple[Any, ...] = (
 
 
 def _input_of(module: Any) -> Tensor:
-    """A tiny input of a layer of torch's."""
+    """Return a small random input for one of torch's layers."""
     weight = next(module.parameters())
     draw = torch.Generator().manual_seed(0)
-    width_of = next(
-        getattr(module, name)
-        for name in ("in_features", "in_channels", "embed_dim", "input_size")
-        if hasattr(module, name)
-    )
-    shape: tuple[int, ...] = (3, 2, width_of)
+    input_sizes = ("in_features", "in_channels", "embed_dim", "input_size")
+    inputs = next(getattr(module, name) for name in input_sizes if hasattr(module, name))
+    shape: tuple[int, ...] = (3, 2, inputs)
     if isinstance(module, _ConvNd):
         sides = [max(4, d * (k - 1) + 2) for k, d in zip(module.kernel_size, module.dilation, strict=True)]
-        shape = (2, width_of, *sides)
+        shape = (2, inputs, *sides)
     elif isinstance(module, (nn.RNNCellBase, nn.Linear)):
-        shape = (3, width_of)
+        shape = (3, inputs)
     return torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(weight)

@@ -345,9 +345,8 @@ def classify(use: Use, parameter: Tensor, tied: bool) -> Classification:
     owner, role = use.owner, role_of(use, tied)
     stacked = owner._parameters.get(use.attribute.removesuffix("_bias")) if use.is_raw else None
     is_bias = parameter.ndim < 2 or (stacked is not None and stacked.ndim == parameter.ndim + 1)
-    is_bias |= (
-        use.attribute in ("bias", "bias_mu") and not use.is_raw
-    )  # the bias of a stack of layers has the shape (n, 1, d_out)
+    # The bias of a stack of layers has more dimensions than one: (n, 1, d_out).
+    is_bias |= use.attribute in ("bias", "bias_mu") and not use.is_raw
     if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
         kind = "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv"
         return Classification(kind, role, _REASONS.get(role, ""))
