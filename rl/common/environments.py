@@ -68,7 +68,7 @@ def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[st
                 raise
             raise ConfigError(f"{name}: its code called exit({error.code!r}) while it was being made") from error
         except Exception as error:
-            raise ConfigError(f"{name}: {error_text(error)}") from error
+            raise ConfigError(f"{name}: {error_text(error)}{_hint_of_atari(name)}") from error
     return env, warning_texts(caught)
 
 
@@ -166,6 +166,12 @@ def _space_of(name: str, env: Any, attribute: str) -> Any:
     return space
 
 
+def _hint_of_atari(name: str) -> str:
+    """Return where Atari is played, for the name of an environment that is gymnasium's of a game; else ""."""
+    is_atari = "ALE/" in name or "NoFrameskip" in name
+    return "; Atari is played by rl.dqn with env=asterix, and env.game=pong or another game" if is_atari else ""
+
+
 def observation_size(name: str, space: Any) -> int:
     """Return how many numbers an observation has.
 
@@ -175,7 +181,7 @@ def observation_size(name: str, space: Any) -> int:
     if not isinstance(space, Box) or len(space.shape) != 1:
         raise ConfigError(
             f"{name}: observations must be a vector of numbers, not {shown(space)}; "
-            "gymnasium.wrappers.FlattenObservation makes one of most spaces"
+            f"gymnasium.wrappers.FlattenObservation makes one of most spaces{_hint_of_atari(name)}"
         )
     (size,) = space.shape
     if not 1 <= size <= MOST:

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 from typing import Annotated, Any
 
 import numpy as np
@@ -103,6 +104,12 @@ def find_game(name: str) -> str:
     games = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
     key = "".join(filter(str.isalnum, name)).lower()
     if key not in games:
+        stem = re.sub(r"^ALE/|(-ram)?(NoFrameskip|Deterministic)?-v\d+$", "", name)
+        if (stem_key := "".join(filter(str.isalnum, stem)).lower()) in games:
+            raise ConfigError(
+                f"env.game={name} is an id of gymnasium, with options of its own: here it is "
+                f"env.game={games[stem_key]}, with those of conf/env/asterix.yaml"
+            )
         similar = [games[k] for k in difflib.get_close_matches(key, games, 4, 0.5)]
         hint = f"near it: {', '.join(similar)}" if similar else f"for example asterix; ale-py knows {len(games)} games"
         raise ConfigError(f"env.game={name} is unknown; {hint}")
