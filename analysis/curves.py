@@ -23,17 +23,21 @@ class Curve:
     cut: bool = False  # whether low or high was cut off at the metric's bounds
 
 
-def curve(group: Group, metric: str, last_phase: bool = False, max_points: int = 1000) -> Curve:
+def mean_curve(group: Group, metric: str, last_phase: bool = False, max_points: int = 1000) -> Curve:
     """Return the mean of a metric over the seeds of a group, against the horizontal axis of its runs.
 
-    A point is the mean of the seeds that logged the metric there. If there are too many points, evenly spaced ones and
-    those at boundaries are kept.
+    A point is the mean of the seeds that have a finite value there: a seed that diverged counts as long as its values
+    are finite, and `n` says how many seeds a point has. Low and high are cut at the metric's bounds. If there are too
+    many points, evenly spaced ones and those at boundaries are kept.
 
     Args:
         group: runs that differ by their seed.
         metric: name of a column of the history.
         last_phase: whether to return only the last phase, with x counted from its start.
-        max_points: about the number of points at most.
+        max_points: about the number of evenly spaced points at most; those at boundaries come on top.
+
+    Raises:
+        KeyError: a run has no such metric.
     """
     points = [phase_points(run, metric, group.runs[0].x) for run in group.runs]
     if last_phase:

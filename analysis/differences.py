@@ -47,11 +47,12 @@ def distinguishing_keys(flats: Sequence[dict[str, Any]]) -> tuple[list[str], lis
     return sufficient, differing
 
 
-def places(configs: Iterable[Any]) -> list[tuple[int, int]]:
-    """Return two numbers for each config, from which a figure takes the colour and the dash of its line.
+def looks(configs: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return for each config the numbers of its line's colour and dash in a figure.
 
-    The first is the index of its value of the option with most values; the second that of its combination of the other
-    options' values. Indices count from 0, in the order of first appearance.
+    Both come from the fewest options that tell the configs apart (`distinguishing_keys`). The colour is the index of
+    the value of the option with most values, the first such option where several have as many; the dash that of the
+    combination of the other options' values. Indices count from 0, in the order of first appearance.
     """
     flats = [dict(flatten(config)) for config in configs]
     keys, _ = distinguishing_keys(flats)

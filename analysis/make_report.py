@@ -21,7 +21,7 @@ import numpy as np
 
 from analysis import formats, plotting, style, tables
 from analysis.arrays import Floats
-from analysis.curves import Curve, boundaries, curve
+from analysis.curves import Curve, boundaries, mean_curve
 from analysis.options import a_path, add_sources, load_or_explain
 from analysis.runs import Group, LeftOut, Run, Setting, settings
 from fire_core.tools.output import keep_output
@@ -74,7 +74,7 @@ def report_page(runs: list[Run], left_out: list[LeftOut], back: str = "") -> str
 
 def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:
     """Return what the page's script needs for a setting's section."""
-    drawn = [(group, curve(group, setting.metric, max_points=POINTS)) for group in setting.groups]
+    drawn = [(group, mean_curve(group, setting.metric, max_points=POINTS)) for group in setting.groups]
     shown = {"Results": tables.results(setting), "Boundaries": tables.at_boundaries(setting)}
     return {
         "title": plotting.title(setting, 999),

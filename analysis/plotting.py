@@ -15,7 +15,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from analysis import style
 from analysis.coinciding import separate
-from analysis.curves import Curve, boundaries, curve
+from analysis.curves import Curve, boundaries, mean_curve
 from analysis.runs import Group, Setting
 
 FORMATS = ("png", "pdf")
@@ -35,7 +35,7 @@ def draw(axes: Axes, setting: Setting, palette: style.Palette, last_phase: bool 
     Returns:
         The groups with their curves, for legends.
     """
-    curves = [(group, curve(group, setting.metric, last_phase)) for group in setting.groups]
+    curves = [(group, mean_curve(group, setting.metric, last_phase)) for group in setting.groups]
     drawn = [(group, c) for group, c in curves if len(c.x)]
     for place, (group, c) in enumerate(drawn):
         look = palette.line(group.method, group.place)
@@ -176,7 +176,9 @@ def caption(drawn: Drawn, more: str = "") -> str:
     else:
         text = f"Mean over {seeds_text([group for group, _ in drawn])}; band: ± standard error."
     cut = "Bands are cut where no value can be." if any(c.cut for _, c in drawn) else ""
-    return " ".join(part for part in (text, cut, variants_text([group for group, _ in drawn]), more) if part)
+    names = dict.fromkeys(parts_of_label(group.label)[0] for group, c in drawn if (c.n < len(group.runs)).any())
+    fewer = f"Points of {', '.join(names)} that not all seeds reached are means of those that did." if names else ""
+    return " ".join(part for part in (text, cut, fewer, variants_text([group for group, _ in drawn]), more) if part)
 
 
 def numbers_are(groups: Sequence[Group]) -> str:
@@ -236,7 +238,7 @@ def last_part(setting: Setting) -> tuple[float, float] | None:
     Curves rise or fall steeply in the first fifth, and an enlargement that included it would show little else.
     """
     start = boundaries(setting.runs)[-1]
-    curves = [curve(group, setting.metric) for group in setting.groups]
+    curves = [mean_curve(group, setting.metric) for group in setting.groups]
     end = max((float(c.x.max()) for c in curves if len(c.x)), default=start)
     begin = start + 0.2 * (end - start)
     points = max((int((c.x >= begin).sum()) for c in curves), default=0)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis import streams
 from analysis.boundaries import split, trigger_of
-from analysis.differences import by_number, differences, places
+from analysis.differences import by_number, differences, looks
 from analysis.forms import label_of_config
 
 # History key -> (axis label, whether more is better). A run's main metric is the first one that its history has;
@@ -320,7 +320,7 @@ class Group:
 
     method: str
     detail: str  # options that distinguish this variant from others of the method; empty if it is the only one
-    place: tuple[int, int]  # indices of its colour and its dash among them, see `differences.places`
+    place: tuple[int, int]  # indices of its colour and its dash among them, see `differences.looks`
     runs: list[Run]
 
     @property
@@ -441,6 +441,6 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
         variants = by_method[method]
         ordered = sorted(variants, key=by_number)
         configs = [json.loads(variant) for variant in ordered]
-        for variant, detail, place in zip(ordered, differences(configs), places(configs), strict=True):
+        for variant, detail, place in zip(ordered, differences(configs), looks(configs), strict=True):
             groups.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
     return groups

@@ -210,7 +210,7 @@ class Palette:
 
         Args:
             method: name of the method; it decides colour and mark.
-            place: indices of a variant's colour and dash (`differences.places`).
+            place: indices of a variant's colour and dash (`differences.looks`).
         """
         number, dash = place
         turn = dash + self.spare_round.get(method, 0)

@@ -92,7 +92,8 @@ def plasticity_gap(
 
     Args:
         model: the aged network; neither it nor the state of torch's random generators is changed.
-        fresh: returns a newly initialised network of the same shape, on the same device, each time it is called.
+        fresh: returns a newly initialised network of the same shape, on the same device, each time it is called. Torch
+            is seeded before each call, so that `fresh` must not seed it.
         batches: list of batches of the new task, on which both networks are trained. They must be new to the aged
             network: on more of what it was trained on it is ahead, however little it can still learn.
         steps: optimizer steps of each training; if there are fewer batches, they come again in another order.

@@ -73,7 +73,7 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
     losses = {}
     for name, sequences in rows.items():
         total = torch.zeros((), dtype=torch.float64)
-        for batch in dealt(task, sequences):
+        for batch in own_batches(task, sequences):
             batch = batch.to(task.device)
             with task.autocast():
                 total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
@@ -82,11 +82,15 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
     return losses
 
 
-def dealt(task: Task, sequences: Tensor) -> Sequence[Tensor]:
-    """Return the batches of sequences (n, block_size + 1) that this process evaluates, small enough for memory."""
+def own_batches(task: Task, sequences: Tensor) -> Sequence[Tensor]:
+    """Return this process's share of sequences (n, block_size + 1): every n-th batch, where n processes train.
+
+    Each batch is cut so small that the logits of two networks have room in memory (`ROOM`). The list may be empty, its
+    pieces differ in size, and they stay on the device of `sequences`.
+    """
     largest = max(1, ROOM // (LOGIT * task.vocab_size * (sequences.shape[1] - 1)))
-    own_batches = sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
-    return [piece for batch in own_batches for piece in batch.split(largest)]
+    batches = sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
+    return [piece for batch in batches for piece in batch.split(largest)]
 
 
 def earlier_tasks(task: Task, index: int) -> dict[str, Tensor]:
@@ -165,7 +169,7 @@ def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mappi
     learner.model.eval()
     total, count = torch.zeros((), dtype=torch.float64), 0
     for sequences in rows.values():
-        for batch in dealt(task, sequences):
+        for batch in own_batches(task, sequences):
             batch = batch.to(task.device)
             with task.autocast():
                 old_logits = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]

@@ -161,8 +161,15 @@ def make_data() -> None:
 # ------------------------------------------------------------------------------------- in the process that trains
 
 
-def timed(program: str, runs: Path) -> list[float]:
-    """Return a list to which each boundary from now on adds its seconds, measurements included; they are logged too."""
+def record_seconds_of_acts(program: str, runs: Path) -> list[float]:
+    """Wrap a program's `act` for the rest of this process; return a list to which each act adds its seconds.
+
+    The seconds include the measurements around the act, and are logged in `runs` too. Call it once.
+
+    Args:
+        program: a key of `MODULES`, such as "vision".
+        runs: the folder that the log is written to.
+    """
     module, seconds = importlib.import_module(MODULES[program]), list[float]()
     act = module.act
 
@@ -196,7 +203,7 @@ def run_panel(name: str, phase: int | None) -> None:
     """Train a panel's run to its end, or until it kills itself in `phase`, and log how it ended."""
     program, _, options = PANELS[name]
     make_data()
-    timed(program, RUNS / name)
+    record_seconds_of_acts(program, RUNS / name)
     if phase is not None:
         kill_in(phase)
     ended = run_job(Job(program, (*options, *QUIET, "method=fire", f"paths.runs={RUNS / name}")))
@@ -208,7 +215,7 @@ def run_methods(name: str, *methods: str) -> None:
     program, options = ARCHITECTURES[name]
     make_data()
     runs = RUNS / name
-    seconds, module = timed(program, runs), importlib.import_module(MODULES[program])
+    seconds, module = record_seconds_of_acts(program, runs), importlib.import_module(MODULES[program])
     make_task = module.PROGRAM.make_task
 
     def make_short(config: Any) -> Any:

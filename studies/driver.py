@@ -444,10 +444,13 @@ def power_of(stream: Stream, smallest: float, spread: float) -> Row:
     }
 
 
-def begun_elsewhere(table: "Table", keys: Sequence[Key], here: str) -> bool:
-    """Return whether some but not all of these runs are done, and any of them on another kind of CPU than `here`."""
-    cpus = [table.lines[key]["cpu"] for key in keys if key in table.lines]
-    return 0 < len(cpus) < len(keys) and any(cpu != here for cpu in cpus)
+def begun_elsewhere(table: "Table", keys_of_seed: Sequence[Key], here: str) -> bool:
+    """Return whether some but not all runs of a seed are done, and any of them on another kind of CPU than `here`.
+
+    The whole seed then runs again, since its rows are compared with each other.
+    """
+    cpus = [table.lines[key]["cpu"] for key in keys_of_seed if key in table.lines]
+    return 0 < len(cpus) < len(keys_of_seed) and any(cpu != here for cpu in cpus)
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

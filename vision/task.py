@@ -34,7 +34,7 @@ from harness.training.plasticity import LEVELS, resolve_level
 from vision.benchmarks import Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData
-from vision.schedule import reference, warmup
+from vision.schedule import authors_factor, warmup
 
 
 @dataclass
@@ -213,7 +213,7 @@ class Task:
             return warmup(step, phase.steps(size), fraction)
         earlier_epochs = sum(earlier.epochs for earlier in self.phases[:index])
         number_of_pass = step // phase.steps_per_pass(size)
-        return reference(number_of_pass, phase.epochs, phase.passes_per_epoch, earlier_epochs, fraction)
+        return authors_factor(number_of_pass, phase.epochs, phase.passes_per_epoch, earlier_epochs, fraction)
 
     def check_takes_images(self) -> None:
         """Check, on the CPU, that the network can take the images as they will be laid out in memory.

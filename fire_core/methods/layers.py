@@ -105,8 +105,11 @@ def hidden_layers_of(net: Net) -> list[Layer]:
     return [layer for root in net.modules.values() for layer in hidden_layers(root)]
 
 
-def matrices(layers: Iterable[nn.Module]) -> list[Tensor]:
-    """Return each layer's weight as a matrix (d_out, d_in k_h k_w), shared ones once; a 1-d weight stays a vector."""
+def flattened_weights(layers: Iterable[nn.Module]) -> list[Tensor]:
+    """Return each layer's weight flattened to (d_out, d_in k_h k_w), shared ones once; a 1-d weight stays a vector.
+
+    These are not the matrices that `fire_` projects, of which a convolution has one for each position of its kernel.
+    """
     distinct = dict.fromkeys(weight(layer) for layer in layers)
     return [W if W.ndim == 1 else W.flatten(1) for W in distinct]
 

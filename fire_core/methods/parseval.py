@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.layers import hidden_layers_of, matrices
+from fire_core.methods.layers import flattened_weights, hidden_layers_of
 from fire_core.methods.protocol import Method, Net, Variant
 from fire_core.ranges import NonNegative, Positive, checked
 
@@ -40,7 +40,7 @@ class Parseval(Method):
     def penalty(self, net: Net) -> Tensor:
         original = self.variant == "original"
         groups: dict[tuple[int, ...], list[Tensor]] = {}  # equal shapes go through one batched product
-        for weight in matrices(hidden_layers_of(net)) if original else fire_paper_weights(net):
+        for weight in flattened_weights(hidden_layers_of(net)) if original else fire_paper_weights(net):
             groups.setdefault((weight.device.index or 0, *weight.shape), []).append(weight)
         terms = []
         for group in groups.values():
@@ -63,7 +63,7 @@ def fire_paper_weights(net: Net) -> list[Tensor]:
         weight = getattr(module, "weight", None)
         return isinstance(weight, Tensor) and (isinstance(module, (nn.Linear, _ConvNd)) or weight.ndim == 1)
 
-    return matrices(module for root in net.modules.values() for module in root.modules() if is_counted(module))
+    return flattened_weights(module for root in net.modules.values() for module in root.modules() if is_counted(module))
 
 
 class _Distance(torch.autograd.Function):

@@ -58,7 +58,7 @@ def fire_(
     W / ||W||_F, which on trained weights often end well short of an isometry; `solver="exact"` reaches it. The report
     says which deviation from isometry (DfI) each weight has reached. Parameters keep their identity, so ties,
     optimizers, DDP and compiled models keep working. Half precision is computed in float32 and rounded once. Nothing is
-    random except the null spaces that are filled from `seed`.
+    random, except that `solver="exact"` with `blend=1` fills null spaces, from `init` or else from `seed`.
 
     What happens to which weight, under `layout="all"`:
 
@@ -77,7 +77,8 @@ def fire_(
     - buffers are kept. The running statistics of batch norm are then those of the old weights: estimate them anew
       before the model is evaluated (docs/in_your_loop.md).
 
-    Every kept weight is in `report.kept` with its reason.
+    Every weight that no rule selects is in `report.kept` with its reason. A selected one that stays because it is zero
+    or below `min_norm` has a row with the action "skip".
 
     DistributedDataParallel, and sharded weights (FSDP2, DTensor): call it on every rank. The matrices are divided
     among the ranks, and all end with the same numbers. Given the bare module inside DDP, every rank does all the work
@@ -87,13 +88,14 @@ def fire_(
         model: any module.
         solver: "newton_schulz" (the paper), "exact" or "muon"; see `PolarOptions`. A `blend` below 1 is computed
             exactly with either of the first two, and refused with "muon".
-        iterations: steps of the iterative solvers, at least 1; refused with "exact" and a `blend` below 1 if it is not
-            the default.
+        iterations: steps of the iterative solvers, at least 1. If it is not the default, it is refused with "exact",
+            and with any `blend` below 1.
         norm_init: the norm by which W is divided before the first step of "newton_schulz", see `PolarOptions`; refused
             with another solver and a `blend` below 1 if it is not the default.
         layout: which weights are projected, and how each is cut into matrices; see `layout.resolve`.
-        optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model. The
-            float32 master copies of half-precision weights that they hold are found and changed too.
+        optimizer: optimizer(s) whose state of exactly the changed weights is reset. Give all that train the model; with
+            None the moments of the old weights act on the new ones. The float32 master copies of half-precision weights
+            that they hold are found and changed too.
         init: copies of the initial weights by parameter name (`copy.deepcopy(model.state_dict())` at the start). Needed
             for `reinit` actions and the scales `match_init` and `init_norm`; with `solver="exact"` it fills the null
             space of rank-deficient and zero matrices.
@@ -109,7 +111,8 @@ def fire_(
             singular values sigma^(1-t) scale^t. 1 is the projection itself. Below 1 the result is that of an SVD in
             float64 (to 1e-5 up to condition 1e6; see `polar.blend`). Directions that a weight has lost stay lost: the
             report has the rank, and a warning names the weights. docs/scales.md says how far to go when.
-        include: selectors of weights to project in addition to the layout's.
+        include: selectors (a name pattern, a module type, a module or a parameter) of weights to project in addition to
+            the layout's; one that matches nothing is an error.
         exclude: selectors of weights to keep.
         blocks: how fused weights are cut, by pattern; see `layout.resolve`.
         transposed: pattern(s) of weights that are stored (d_in, d_out).

@@ -79,7 +79,7 @@ def recycle_(
 
     Args:
         selections: groups of units, each with the units to recycle: indices (k,) or a boolean mask (units,).
-        draw: draws the incoming weights.
+        draw: draws the incoming weights; `initial_draw` makes one that draws from initial weights.
         generator: a CPU generator.
         optimizers: the optimizers that train the weights.
     """

@@ -93,8 +93,15 @@ class Program(Generic[T]):
 def execute(config: DictConfig, program: Program[T]) -> float:
     """Train one configuration, unless it is done already; an interrupted run is resumed.
 
+    With `only_first_phase=true` the shared first phase alone is trained. `config.device` becomes the reserved GPU.
+
     Returns:
-        The headline's value, which `hydra/sweeper=optuna` optimises; NaN in a process that does not keep the folder.
+        The headline's value, which `hydra/sweeper=optuna` optimises. It is NaN in a process that does not keep the
+        folder, with `only_first_phase=true`, and where the summary lacks the headline.
+
+    Raises:
+        SystemExit: in a single run, after an error that its user can mend: 2 for an option, 3 for the training. In a
+            sweep that error itself is raised.
     """
     with job(config) as outcome, own_gpu(config.device, config.jobs_per_gpu) as config.device:
         task = program.make_task(config)
@@ -113,8 +120,11 @@ def execute(config: DictConfig, program: Program[T]) -> float:
 def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcome) -> dict[str, Any]:
     """Train the run of a configuration to its end in its folder, and return its summary, also if it was done before.
 
+    With `only_first_phase=true` the shared first phase alone is trained, and the summary holds no result.
+
     Raises:
-        ConfigError: a name in `groups` cannot be part of a path, or another process holds the run.
+        ConfigError: a name in `groups` cannot be part of a path, another process holds the run, or
+            `only_first_phase=true` where nothing is shared.
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
     headline = task.headline

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 def shared_first_phase(
     cache: Path,
     name: str,
-    shape: dict[str, Any],
+    phase_identity: dict[str, Any],
     config_yaml: str,
     train: Callable[[Run], dict[str, Any]],
     device: torch.device | str = "cpu",
@@ -31,13 +31,16 @@ def shared_first_phase(
 ) -> tuple[dict[str, Any], str]:
     """Return the trainer's state after the first phase, and the phase's rows; train it here if the cache lacks it.
 
+    One process trains the entry, and all others wait for it. A damaged entry is trained again.
+
     Args:
         cache: folder of the cache.
         name: readable part of the entry's name.
-        shape: the part of the run's identity that the first phase depends on, without the method and the later phases;
-            it includes the program's NUMERICS.
+        phase_identity: the part of the run's identity that the first phase depends on, without the method and the later
+            phases; it includes the program's NUMERICS.
         config_yaml: the resolved config of the run that trains the entry, for people who look into the cache.
-        train: trains the first phase within the given run (resuming it) and returns the summary that marks it done.
+        train: trains the first phase within the given run (resuming it) and returns the summary that marks it done. It
+            must write a checkpoint at the phase's end, since the state is read back from there.
         device: the device of the state's tensors.
         every_seconds: seconds between checkpoints while training.
 
@@ -48,8 +51,8 @@ def shared_first_phase(
     Raises:
         TrainingError: training cannot continue, or there is no room in the cache for the phase's end.
     """
-    folder = cache / f"{name}-{digest(shape, 12)}"
-    with Run(folder, shape, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
+    folder = cache / f"{name}-{digest(phase_identity, 12)}"
+    with Run(folder, phase_identity, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
         if entry.done is not None:
             if cached := _read(entry, device):
                 log.info("first phase taken from %s: %.1f s saved", folder, cached[0]["seconds"])

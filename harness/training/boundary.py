@@ -158,16 +158,17 @@ def _weight_changes(
 
 
 def act_after_row(learner: LearnerBase, context: Context, last: bool) -> None:
-    """Let the learner's method act after an evaluation, and add its numbers and its seconds to the learner's row.
+    """Let the learner's method act after an evaluation, by its hook `after_epoch`, before the row is logged.
 
-    `method/seconds` counts the hooks that the trainer has called since the row before, by `method_meter`. What a method
-    does within the networks' own passes is not in it.
+    Its numbers are added to the learner's row as `method/<name>`, and its seconds as `method/seconds`, which counts the
+    hooks that the trainer has called since the row before, by `method_meter`. What a method does within the networks'
+    own passes is not in it.
 
     Args:
-        learner: its `row` is the row of this evaluation.
+        learner: its `row` is the row of this evaluation, which the caller logs next.
         context: what the method may know of the training, as the program builds it.
-        last: whether the run ends with this row. Then the method may measure, but the networks get their weights back,
-            so that the saved weights are those that were evaluated.
+        last: whether the run ends with this row. Then the method may measure, but the networks (not their targets, nor
+            the optimizers) get their weights and buffers back, so that the saved weights are those that were evaluated.
     """
     modules = learner.net.modules.values() if last else ()
     evaluated_weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]

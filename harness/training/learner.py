@@ -33,7 +33,7 @@ class LearnerBase:
         phase_step: optimizer steps made in this phase.
         step: steps made in the run, in the unit in which rows count `step`.
         seconds: training time of all processes that have worked on the run.
-        row: the last row that was logged.
+        row: the newest row; it is logged once the method has acted after it.
     """
 
     net: Net

@@ -92,7 +92,7 @@ class Loop:
         Raises:
             SystemExit: the process was asked to stop and this took too long.
         """
-        with self._preemption.at_most(self._leave):
+        with self._preemption.limited_after_signal(self._leave):
             yield
 
     def end_step(self, save: Callable[[], None], ended: bool) -> None:

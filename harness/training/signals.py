@@ -156,8 +156,12 @@ class Preemption:
         self._repeat.start()
 
     @contextlib.contextmanager
-    def at_most(self, when_slow: Callable[[], NoReturn]) -> Iterator[None]:
-        """Context around a block that may take long: a signal gives it `PATIENCE` seconds, then `when_slow` is called.
+    def limited_after_signal(self, when_slow: Callable[[], NoReturn]) -> Iterator[None]:
+        """Return a context around a block that may take long.
+
+        Without a signal the block has no limit. Once a signal has come, before the block or in it, the block may take
+        `PATIENCE` more seconds; then `when_slow` is called, in the main thread's signal handler. Such blocks cannot be
+        nested.
 
         Args:
             when_slow: leaves the process.

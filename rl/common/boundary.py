@@ -86,9 +86,14 @@ def update_targets(method: Method, net: Net, context: Context | None, how: str) 
         context: the context with which the method has just acted on `net.modules`. None if it has not acted, and then
             `act` and `follow` keep the targets as they are.
         how: `act` lets the method act on the target's own weights too. `follow` does the same, and then copies the
-            weights that the method projects from the trained network (biases stay the target's own). `copy` makes the
-            target a copy of the trained network. `keep` leaves it as it is.
+            weights that the method's layout projects from the trained network (biases stay the target's own). `copy`
+            makes the target a copy of the trained network. `keep` leaves it as it is.
+
+    Raises:
+        ValueError: `how` is none of these; an `auto` must have been settled before.
     """
+    if how not in ("act", "follow", "copy", "keep"):
+        raise ValueError(f"how={how!r}: act, follow, copy or keep")
     if how in ("act", "follow"):
         if context is None:
             return

@@ -164,11 +164,18 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     """Make one decision in every environment, and the updates that are due while the environments step.
 
+    The updates learn from earlier transitions; none is due before `random_steps` decisions.
+
+    Args:
+        task: the task of the run.
+        learner: the training state; its `step` and `phase_step` grow by the number of environments.
+        acts: see `train_step`.
+
     Returns:
         The critics' loss in the last update, None where no update was due.
     """
     config, loss = task.config, None
-    actions = choose_actions(task, learner, acts)
+    actions = choose_actions(task, learner)
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
@@ -180,8 +187,11 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 @torch.inference_mode()
-def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
-    """Return actions in [-1, 1], (environments, actions): random in the run's beginning, then drawn by the policy."""
+def choose_actions(task: Task, learner: Learner) -> np.ndarray:
+    """Return actions in [-1, 1], (environments, actions): random in the run's beginning, then drawn by the policy.
+
+    Statistics of the observations are updated, if observations are normalised by them.
+    """
     observations = learner.workers.observations
     if task.config.normalize_observations:
         learner.statistics.update(observations)

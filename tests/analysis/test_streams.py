@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from analysis import tables
-from analysis.curves import boundaries, curve
+from analysis.curves import boundaries, mean_curve
 from analysis.runs import Setting, settings
 from analysis.sources import load
 from tests.analysis.synthetic import write_run
@@ -47,7 +47,7 @@ def test_the_horizontal_axis_is_the_task(tmp_path: Path) -> None:
     assert (setting.metric, setting.x, setting.y_label) == ("train/accuracy", "task", "Training accuracy, end of task")
     group = setting.group("fire")
     assert group is not None
-    c = curve(group, setting.metric)
+    c = mean_curve(group, setting.metric)
     assert c.x.tolist() == [1, 2, 3, 4]
     assert c.mean == pytest.approx([end + 0.005 for end in ENDS["fire"]])
     assert boundaries(group.runs) == []

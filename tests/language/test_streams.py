@@ -194,7 +194,7 @@ def test_a_measurement_in_small_batches_is_the_same(folder: Path, monkeypatch: p
     rows = {"task 0": task.held_out(0)["task 0"]}
 
     def measured() -> tuple[int, float, float]:
-        number = len(surroundings.dealt(task, rows["task 0"]))
+        number = len(surroundings.own_batches(task, rows["task 0"]))
         return number, losses_on(task, learner, rows)["task 0"], divergence(task, learner, old, rows)
 
     at_once = measured()

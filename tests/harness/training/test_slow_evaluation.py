@@ -20,7 +20,7 @@ NAPS = 3000  # of a hundredth of a second: what a slow evaluation would take
 # What an evaluation calls for each of its batches, or turns.
 WITHIN = {
     "vision": (SMALL, "vision.phase.score"),
-    "language": (LANGUAGE, "language.phase.dealt"),
+    "language": (LANGUAGE, "language.phase.own_batches"),
     "dqn": (DQN, "rl.dqn.phase.play"),
     "sac": (SAC, "rl.sac.phase.play_episodes"),
 }
