@@ -51,7 +51,8 @@ _MATRIX_PRODUCTS = words(
 )
 _CASTS = words("to float half bfloat16 double type type_as contiguous clone")
 _TAKES_PARTS = words(
-    "chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes unbind getitem narrow select hsplit dsplit vsplit"
+    "chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes unbind getitem narrow select "
+    "hsplit dsplit vsplit"
 )
 # Functions of each number by itself. The derivative 0 of a unit that is off would hide the weights before it, so these
 # functions get the derivative 1.

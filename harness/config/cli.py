@@ -72,7 +72,7 @@ class Outcome:
 
     Attributes:
         run: the job's options on the command line.
-        state: done, skipped (the run was done before), failed or stopped.
+        state: done, skipped (the run was done before), failed, stopped, or unknown (its record is damaged).
         result: the run's headline, or the error.
         tuned: a line of the log that says which files in `conf/tuned` gave the method's values; None: the program has
             no tuned values.
@@ -95,7 +95,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         The outcome, whose `state` and `result` the body sets.
 
     Raises:
-        SystemExit: in a single run, after a user-facing error, with exit code 2 (a wrong option) or 3 (training).
+        SystemExit: in a single run, after a user-facing error, with its exit code (see `exit_code`).
     """
     show_log()
     exit_on_signals()
@@ -232,7 +232,7 @@ def run_program(
             job, so that data which is missing is reported once and not by every job.
 
     Raises:
-        SystemExit: after a user-facing error, with exit code 2 (a wrong option) or 3 (training); after Ctrl-C with 130.
+        SystemExit: after a user-facing error, with its exit code (see `exit_code`); after Ctrl-C with 130.
         Exception: any other error, and also a user-facing one where a traceback is asked for.
     """
     keep_output()
@@ -298,7 +298,7 @@ def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], 
                 raise
             first_error = first_error or error
         finally:
-            new_outcomes = _take_outcomes()
+            new_outcomes = take_outcomes()
             outcomes += new_outcomes or []
         if new_outcomes == [] and first_error is None:
             functions = [word for word in words if "(" in word]  # such as method=glob(fyre*), which matches no file
@@ -359,7 +359,7 @@ def _wait_for_children() -> None:
 
 def user_facing(error: Exception) -> bool:
     """Return whether the message of an error is enough for the user, who needs no traceback."""
-    return isinstance(error, USER_ERRORS) or is_of_the_system(error) or _is_unknown_plugin(error)
+    return isinstance(error, USER_ERRORS) or is_system_error(error) or _is_unknown_plugin(error)
 
 
 def _command_lines(config_name: str, arguments: Namespace) -> list[list[str]]:
@@ -432,16 +432,20 @@ def _exit_with(error: Exception) -> None:
 
 
 def exit_code(error: Exception) -> int:
-    """Return the exit code for a user-facing error: 2 for a refused option, 3 for what the same command may outlive."""
-    return EXIT_TRAINING if isinstance(error, TrainingError) or is_of_the_system(error) else EXIT_CONFIG
+    """Return the exit code for a user-facing error.
+
+    It is 2 for what the user has to change, such as an option, and 3 for errors of training and of the system, which
+    the same command may not meet again.
+    """
+    return EXIT_TRAINING if isinstance(error, TrainingError) or is_system_error(error) else EXIT_CONFIG
 
 
-def is_of_the_system(error: BaseException) -> bool:
-    """Return whether the system has raised an error that says something of a disk or a process, not of this code."""
+def is_system_error(error: BaseException) -> bool:
+    """Return whether the system raised an error about a disk, a network or a limit of the process, not this code."""
     return isinstance(error, OSError) and error.errno in SYSTEM_ERRNOS
 
 
-def _take_outcomes() -> list[Outcome] | None:
+def take_outcomes() -> list[Outcome] | None:
     """Return how the jobs of a sweep ended, and remove its folder, so a second call returns None as without a sweep."""
     folder = os.environ.pop(SWEEP_LOG, None)
     if folder is None:
@@ -465,7 +469,7 @@ def _take_outcomes() -> list[Outcome] | None:
 
 def _show_table(outcomes: list[Outcome]) -> None:
     """Print a line for each job of a sweep if there were several, and empty the list, so that none is printed twice."""
-    outcomes += _take_outcomes() or []
+    outcomes += take_outcomes() or []
     if len(outcomes) > 1:
         width = max(len(outcome.run) for outcome in outcomes)
         for outcome in outcomes:

@@ -110,7 +110,7 @@ def test_how_a_job_ended_may_be_damaged_and_the_others_are_shown(
         record_outcome(number, Outcome(f"seed={number}", "done"))
     (Path(os.environ[cli.SWEEP_LOG]) / "1.json").write_text(text, encoding="latin-1")
     (Path(os.environ[cli.SWEEP_LOG]) / "notes.json").write_text("a file of somebody else's")
-    outcomes = cli._take_outcomes()
+    outcomes = cli.take_outcomes()
     assert outcomes is not None
     assert [(outcome.run, outcome.state) for outcome in outcomes] == [
         ("seed=0", "done"), ("job 1", "unknown"), ("seed=2", "done"),
