@@ -75,7 +75,7 @@ class MuonProblem:
 
 @dataclass
 class MuonReport:
-    """What `check_muon` found. `print(report)` shows it as a table.
+    """What `check_muon` found; true if there is no error. `print(report)` shows it as a table.
 
     Attributes:
         problems: errors first, each rank in the order of the model's parameters.
@@ -103,6 +103,9 @@ class MuonReport:
     def ok(self) -> bool:
         """Whether there is no error."""
         return not self.errors
+
+    def __bool__(self) -> bool:
+        return self.ok
 
     def __str__(self) -> str:
         first = (

@@ -45,8 +45,9 @@ class MuonGroups(NamedTuple):
 
 
 def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
-    """Which parameters Muon should train, cut into their true matrices.
+    """Return the trainable parameters of a model in two lists: groups for `SplitMuon`, and those of another optimizer.
 
+    Each group has `params`, and `cuts`: how these divide into matrices, which only `SplitMuon` reads.
     Muon is for hidden layers. Left to the other optimizer: heads, embeddings, routers, the layer that reads the
     network's input where no embedding comes before it, vectors, and weights that look fused and are not known
     (`matrices(model).warnings` says how to declare them).
@@ -59,6 +60,7 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
         `muon, adam`.
 
     Raises:
+        TypeError: `model` is no module.
         ValueError: an option that `resolve` refuses, or no hidden matrix.
 
     Warns:

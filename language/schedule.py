@@ -36,7 +36,9 @@ def phase_length(
     extra_step: bool = False,
     iterations: int | None = None,
 ) -> Length | None:
-    """Return the length of a phase, None if it has no token.
+    """Return the length of a phase; None if it has no token.
+
+    Of data that are shorter than one step `iterations` is 0, which the caller refuses.
 
     Args:
         dataset_tokens: tokens of the training data, before `ratio`.
@@ -47,7 +49,7 @@ def phase_length(
         max_warmup: largest number of iterations in which the rate grows.
         max_eval_interval: largest number of iterations between evaluations, of which there are at least 20 in a phase.
         extra_step: make one step more than the phase has iterations, as the authors' code does.
-        iterations: iterations of the phase, instead of those of `passes`.
+        iterations: iterations of the phase, instead of those that `passes` and `ratio` make.
     """
     tokens = int(passes * dataset_tokens * ratio) if iterations is None else iterations * tokens_per_iteration
     if tokens <= 0:

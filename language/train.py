@@ -63,18 +63,22 @@ def processes(task: Task) -> Iterator[bool]:
 
 
 def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from a checkpoint's state up to a phase.
+    """Train from a checkpoint's state to the end of phase `stop - 1`; no method acts at the boundary after it.
 
     All processes run this loop, each on batches of its own. Rank 0 tells the others what to train.
 
     Args:
         task: the task of the run.
         run: the run's folder; None on ranks other than 0.
-        state: state of a checkpoint; None starts the run.
+        state: of a checkpoint of this run, or of the shared first phase; None starts the run.
         stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
+
+    Raises:
+        TrainingError: the loss is not finite, or a checkpoint that ends a phase could not be written.
+        SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
     config, group = task.config, task.group
     if group.rank == 0:

@@ -214,10 +214,12 @@ class Study:
         table = Table(self.folder / f"{name}.search.csv", self.command("search", name))
         chosen: dict[tuple[str, str], Point] = {}
         for setting in stream.settings:
-            points = self.widen(stream, table, setting, {row: stream.points(row) for row in stream.rows}, "prefix")
+            points = self.search_points(
+                stream, table, setting, {row: stream.points(row) for row in stream.rows}, "prefix"
+            )
             if stream.confirms:
                 around = {row: [point.at(1 / STEP), point, point.at(STEP)] for row, point in points.items()}
-                points = self.widen(stream, table, setting, around, "full")
+                points = self.search_points(stream, table, setting, around, "full")
             chosen |= {(setting, row): point for row, point in points.items()}
         length = "full" if stream.confirms else "prefix"
         scores = {
@@ -244,10 +246,10 @@ class Study:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / f"{name}.power.json", (json.dumps(numbers, indent=1) + "\n").encode())
 
-    def widen(
+    def search_points(
         self, stream: Stream, table: "Table", setting: str, points: dict[str, list[Point]], length: str
     ) -> dict[str, Point]:
-        """Run the points of a search and return the best one of each row.
+        """Run the points of a search on its seeds, unless the table has them, and return the best one of each row.
 
         While the best rate of a row is the lowest or the highest that was tried, the next one beyond it is tried too.
         """

@@ -227,7 +227,7 @@ def test_groups_of_public_scripts_as_they_are(script: str, form: str) -> None:
     model = MODELS[name]()
     report = check_muon(model, FORMS[form](groups_of(model, pick)))
     assert errors(report) == known, str(report)
-    assert report.ok == (not known)
+    assert report.ok == bool(report) == (not known)
 
 
 # ------------------------------------------------------------------------------------------------------------ by hand

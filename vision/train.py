@@ -50,16 +50,20 @@ def main(config: DictConfig) -> float:
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from a checkpoint's state up to a phase.
+    """Train from a checkpoint's state to the end of phase `stop - 1`; no method acts at the boundary after it.
 
     Args:
         task: the task of the run.
         run: the run's folder.
-        state: state of a checkpoint; None starts the run.
+        state: of a checkpoint of this run, or of the shared first phase; None starts the run.
         stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
+
+    Raises:
+        TrainingError: the loss is not finite, or a checkpoint that ends a phase could not be written.
+        SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
     config, learner = task.config, Learner.new(task)
     if state is not None:

@@ -45,15 +45,18 @@ def is_fresh(
     Args:
         optimizers: one optimizer or several; optimizers inside a wrapper are compared too.
         model: if given, master copies of its half-precision weights are compared with the weights, after rounding.
-        masters: from the name of a parameter to its master copy, where the optimizer does not say.
+        masters: from the name of a parameter to its master copy, where the optimizer does not say; needs `model`.
 
     Returns:
         What is not as new. If no new optimizer can be built, a line says so.
 
     Raises:
         TypeError: `optimizers` holds something that is no optimizer.
+        ValueError: `masters` is given without `model`, whose weights they are copies of.
     """
     parts = optimizers_of(optimizers)
+    if masters is not None and model is None:
+        raise ValueError("masters are compared with the weights of a model: give model= too")
     lines = [line for optimizer in parts for line in _problems_of(optimizer)]
     if model is not None:
         names = {id(p): name for name, p in model.named_parameters()}
@@ -76,6 +79,7 @@ def assert_fresh(
     Raises:
         AssertionError: they do; the message names each difference from new optimizers.
         TypeError: `optimizers` holds something that is no optimizer.
+        ValueError: `masters` is given without `model`.
     """
     freshness = is_fresh(optimizers, model, masters)
     if not freshness:

@@ -72,6 +72,9 @@ def reset_optimizer_state(
 ) -> int:
     """Make optimizers treat parameters as if they had never seen them; all other state stays as it is.
 
+    Two things are otherwise. LBFGS has one history of all its parameters, which is reset as a whole, with a
+    `FireWarning`. Master copies of weights that stand in the state (`master_param`) are kept.
+
     The next step then changes these parameters exactly as a new optimizer with the same settings would, step counters
     and bias correction included. It works with every optimizer of `torch.optim` in its foreach, fused and capturable
     variants, with the optimizers inside a wrapper or a chain (Lookahead, accelerate, Lightning, Megatron's chained
@@ -96,7 +99,8 @@ def reset_optimizer_state(
             same gradients. This takes three times the memory of the parameters and states.
 
     Returns:
-        How many (optimizer, parameter) states were reset.
+        How many (optimizer, parameter) states were reset. Parameters without a state do not count, so that 0 may mean
+        that the optimizers train copies.
 
     Raises:
         TypeError: `optimizers` holds something that is no optimizer, or `params` is no list of parameters (a module,
@@ -235,6 +239,8 @@ class StateReset:
             if problem:
                 self._reset_blindly(part, chosen, problem)
             elif unit.builder is None:
+                if isinstance(part, torch.optim.LBFGS) and parameters_of([part]) - chosen and had_state:
+                    self.notes["LBFGS keeps one history of all its parameters: it was reset for all of them"] = None
                 _reset_known(part, chosen)
         # LBFGS keeps one history for all its parameters, in the state of the first.
         shared = set() if problem else had_state - {id(p) for part in unit.parts for p in _with_state(part)}

@@ -28,7 +28,13 @@ from harness.config.groups import PACKAGES, choices
 
 
 def group(option: str, value: Any) -> str | None:
-    """Check that a value is the content of a file in the group `conf/<option>`."""
+    """Check that a value has the form of a choice of the group `conf/<option>`: a mapping with a text under `name`.
+
+    The files of the group are not compared.
+
+    Returns:
+        The message that refuses the value; None if it is right.
+    """
     if not isinstance(value, DictConfig | dict):
         return f"{option} must be one of conf/{option} ({', '.join(choices(option))}), got {shown(value)}"
     name = value.get("name")

@@ -8,6 +8,7 @@ print(trained.evaluate())                    # the numbers of the run's last row
 torch.save(trained.model.state_dict(), "weights.pt")
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness.config.errors import ConfigError, first_line
+from harness.config.errors import ConfigError, TrainingError, first_line
 from harness.run import checkpoint
 from harness.run.programs import program_of
 from harness.trained.options import recompose
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Trained:
 def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None = None) -> Trained:
     """Load a run in its newest state: at its end, or at its newest checkpoint.
 
+    The run's data must be where they were. The run may still be training. A damaged checkpoint is named in a warning,
+    and the one before it is loaded: `Trained.step` says which.
+
     No code comes from the folder. Only classes that files of this installation's `conf/` (or `config_dir`) name are
     built, the run's values are checked as options of the command line are, and weights are read with `weights_only`.
 
@@ -66,8 +72,12 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
         device: the networks' device: auto, cpu, cuda, cuda:<n> or mps.
         config_dir: the folder of `--config-dir`, if the run was trained with that option.
 
+    Returns:
+        The networks in evaluation mode, with what prepares their inputs and measures them again.
+
     Raises:
         ConfigError: the folder is no run folder, has no checkpoint, is damaged, or does not fit this installation.
+        TrainingError: the folder or a checkpoint cannot be read at the moment.
     """
     path = Path(folder).expanduser()
     config = recompose(path, None if config_dir is None else Path(config_dir).expanduser())
@@ -90,6 +100,7 @@ def newest_state(folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigError: there is no undamaged checkpoint.
+        TrainingError: the folder or a checkpoint cannot be read at the moment.
     """
     files = checkpoint.newest_first(folder / "checkpoints")
     reason = "it has no checkpoint"
@@ -99,6 +110,11 @@ def newest_state(folder: Path) -> dict[str, Any]:
             return state
         except torch.OutOfMemoryError:
             raise
+        except TrainingError:
+            if file.exists():
+                raise
+            continue  # the run is still training, and has deleted its oldest checkpoint
         except Exception as error:  # a damaged file can fail in any way
             reason = f"{file.name}: {' '.join(first_line(error).split())}"
+            log.warning("checkpoint %s is damaged: loading the one before it", file)
     raise ConfigError(f"{folder} cannot be loaded: {reason}")

@@ -28,6 +28,9 @@ def _one_rank(*numbers: int) -> list[int]:
 class Loop:
     """Context around a training loop; it also logs once how long the run will take.
 
+    In each step the caller raises `learner.step`, calls `advance`, evaluates within `evaluation`, and ends with
+    `end_step`. It calls `read_clock` before a row is logged.
+
     Args:
         learner: its `step` is shown in the bar, and its `seconds` are kept up to date.
         run: writes the checkpoints; None in a process that keeps no run folder.
@@ -69,7 +72,10 @@ class Loop:
         self._stack.__exit__(*exception)
 
     def advance(self, steps: int = 1) -> None:
-        """Advance the progress bar by steps that were made."""
+        """Note that steps were made: move the bar, and let a signal from now on wait for `end_step`, which saves them.
+
+        Call it after each step, before `end_step`. It does not change `learner.step`, which the caller counts.
+        """
         self._preemption.at_once = None
         self._bar.update(steps)
 

@@ -113,7 +113,9 @@ class ContinualControl:
         return self.tasks * self.steps
 
     def phases(self, option: str, total: int, each: int = 1) -> list[Phase]:
-        """Return a phase for each task.
+        """Return a phase for each task, in steps of the training loop.
+
+        A task has `steps // each` of them; environment steps that are left over are not made.
 
         Args:
             option: name of the option that says the run's length.
@@ -121,7 +123,7 @@ class ContinualControl:
             each: how many of these steps one step of the training loop makes.
 
         Raises:
-            ConfigError: `total` is not the length of all tasks together.
+            ConfigError: `total` is not the length of all tasks together, or a task is shorter than a step of the loop.
         """
         if total != self.total_steps:
             raise ConfigError(

@@ -45,16 +45,20 @@ def main(config: DictConfig) -> float:
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from a checkpoint's state up to a phase.
+    """Train from a checkpoint's state to the end of phase `stop - 1`; no method acts at the boundary after it.
 
     Args:
         task: the task of the run.
         run: the run's folder.
-        state: state of a checkpoint; None starts the run.
+        state: of a checkpoint of this run, or of the shared first phase; None starts the run.
         stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
+
+    Raises:
+        TrainingError: the loss is not finite, or a checkpoint that ends a phase could not be written.
+        SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
     config, learner = task.config, Learner.new(task)
     replay_store = RingStore(run.folder / "replay", config.replay.segment)
@@ -205,7 +209,13 @@ def exploration_rate(task: Task, learner: Learner) -> float:
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """Make the updates that are due after the last decisions; return the loss of the last, None if none is due."""
+    """Make the updates that fall due between the step before the last decisions and `learner.step`.
+
+    The caller asks whether learning has begun, and moves the target network.
+
+    Returns:
+        The loss of the last update; None if none is due.
+    """
     config, loss = task.config, None
     before = learner.step - config.num_envs
     due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)

@@ -47,16 +47,20 @@ def main(config: DictConfig) -> float:
 
 
 def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
-    """Train from a checkpoint's state up to a phase.
+    """Train from a checkpoint's state to the end of phase `stop - 1`; no method acts at the boundary after it.
 
     Args:
         task: the task of the run.
         run: the folder for rows and checkpoints.
-        state: a checkpoint's state; None starts anew.
+        state: of a checkpoint of this run, or of the shared first phase; None starts the run.
         stop: the phase before which training stops; None trains to the end.
 
     Returns:
         The run's summary.
+
+    Raises:
+        TrainingError: the loss is not finite, or a checkpoint that ends a phase could not be written.
+        SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
     config, learner = task.config, Learner.new(task)
     replay_store = RingStore(run.folder / "replay")
@@ -202,7 +206,11 @@ def choose_actions(task: Task, learner: Learner) -> np.ndarray:
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
-    """Make the `updates` steps that belong to a decision in every environment; return the last one's critic loss."""
+    """Make the `updates` optimizer steps for a decision in every environment, which `learner.step` does not count yet.
+
+    Returns:
+        The critics' loss of the last one.
+    """
     count, size = task.config.updates, task.config.batch_size
     transitions = learner.replay.sample(count, size, learner.generator)  # (count, B, ...)
     statistics = learner.statistics.tensors(task.device)

@@ -34,6 +34,8 @@ def test_a_point_is_the_mean_of_the_seeds_that_were_logged_there(tmp_path):
     c = curves.mean_curve(groups(tmp_path)[0], "test/accuracy")
     assert c.mean == pytest.approx([0.1, 0.1, 0.3, 0.3])
     assert c.n.tolist() == [2, 1, 2, 1]
+    caption = plotting.caption([(groups(tmp_path)[0], c)])
+    assert "Points of FIRE that not all seeds reached are means of those that did." in caption
 
 
 def test_the_point_right_after_the_method_acted_stands_on_the_boundary(tmp_path):

@@ -99,6 +99,8 @@ def test_a_master_that_is_not_its_weight_is_named() -> None:
     copy = model.weight.detach().float().requires_grad_()
     optimizer = torch.optim.AdamW([copy])
     masters = {"weight": copy}
+    with pytest.raises(ValueError, match="give model= too"):
+        is_fresh(optimizer, masters=masters)
     assert_fresh(optimizer, model, masters)
     with torch.no_grad():
         copy += 1.0

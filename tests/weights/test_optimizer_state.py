@@ -370,8 +370,13 @@ def test_a_history_under_the_first_parameter_an_iterator_and_no_rows() -> None:
         return loss
 
     optimizer.step(closure)
-    assert reset_optimizer_state(optimizer, [list(model.parameters())[-1]]) == 1
+    with pytest.warns(FireWarning, match="LBFGS keeps one history of all its parameters"):
+        assert reset_optimizer_state(optimizer, [list(model.parameters())[-1]]) == 1
     assert not optimizer.state
+    optimizer.step(closure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reset_optimizer_state(optimizer, model.parameters()) == 1
     parameters, other = trained(torch.optim.Adam)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

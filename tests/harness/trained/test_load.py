@@ -10,7 +10,8 @@ import torch
 import yaml
 
 import harness
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
+from harness.run import checkpoint
 from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, VISION, Program, rows
 
 RUNS: dict[str, tuple[Program, tuple[str, ...]]] = {
@@ -54,6 +55,30 @@ def test_weights_fit_torchvision_s_own_class(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
     x = trained.preprocess(images)
     assert torch.allclose(other.eval()(x), trained.model(x))
+
+
+def test_an_older_state_is_loaded_only_where_the_newest_is_damaged(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / finished.name
+    shutil.copytree(finished, folder)
+    (earlier,) = checkpoint.newest_first(folder / "checkpoints")
+    newest = earlier.with_name(earlier.name.replace("step-0", "step-1"))
+    shutil.copy(earlier, newest)
+    read, refuses = checkpoint.read, [True]
+
+    def refuse(path: Path, device: str) -> Any:
+        if path == newest and refuses:
+            raise TrainingError(f"{path} cannot be read at the moment")
+        return read(path, device)
+
+    monkeypatch.setattr(checkpoint, "read", refuse)
+    with pytest.raises(TrainingError, match="cannot be read at the moment"):
+        harness.load(folder)
+    del refuses[:]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    assert harness.load(folder).step
+    assert f"checkpoint {newest} is damaged" in caplog.text
 
 
 @pytest.fixture(scope="module")
