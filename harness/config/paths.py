@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 
@@ -27,6 +27,8 @@ def place(option: str, value: str) -> str | None:
 
 
 Place = Annotated[str, place]
+PATH_WORDS = ("path", "file", "folder", "dir", "root", "weights", "checkpoint")  # an option with one names a path
+PATH_LISTS = ("more",)  # further options of data sets that name paths
 
 
 def expanded(path: str) -> Path:
@@ -36,6 +38,42 @@ def expanded(path: str) -> Path:
         RuntimeError: there is no such home folder (`place` refuses such a path with a message).
     """
     return Path(path).expanduser()
+
+
+def is_path_option(option: str) -> bool:
+    """Return whether an option names a file or folder, as `path` and `weights_file` do."""
+    return any(word in option for word in PATH_WORDS)
+
+
+def without_folders(config: Any, group: str = "") -> Any:
+    """Return an identity in which a file or folder is named without the folders that it lies in.
+
+    Its content is in the identity too, so where it lies, and how its path was written (`~/x`, `./x`, `/home/me/x/`),
+    makes no other run.
+
+    Args:
+        config: the identity, or a part of it.
+        group: the config group that the part belongs to. Of a data set all options that name paths count, since the
+            digests of its files are elsewhere in the identity.
+    """
+    if isinstance(config, list):
+        return [without_folders(value, group) for value in config]
+    if not isinstance(config, dict):
+        return config
+    result: dict[str, Any] = {}
+    for key, value in config.items():
+        is_named = f"{key} (content)" in config or (group == "dataset" and (is_path_option(key) or key in PATH_LISTS))
+        if is_named and isinstance(value, str):
+            result[key] = _last_part(value)
+        elif is_named and isinstance(value, list) and all(isinstance(path, str) for path in value):
+            result[key] = [_last_part(path) for path in value]
+        else:
+            result[key] = without_folders(value, group or key)
+    return result
+
+
+def _last_part(path: str) -> str:
+    return os.path.basename(os.path.normpath(path)) if path else path
 
 
 def home(path: str) -> str:

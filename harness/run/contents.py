@@ -7,6 +7,7 @@ older date back.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -16,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.own_files import LeftOut, files_below
+from harness.config.paths import is_path_option
 from harness.run.checkpoint import reading, write_atomically
 
 # A file that changed less than these seconds ago is not cached: its next change may get the same time.
 RECENT = 3.0
 SMALL = 2**20  # bytes; reading a file up to this size is as fast as looking into the cache
-PATH_WORDS = ("path", "file", "folder", "dir", "root", "weights", "checkpoint")  # an option with one names a path
+NO_PATH = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)  # the system's errors for a text that is no path at all
 NO_PATHS = ("name", "_target_")  # options that never name a file, even if one of that name exists
 
 
@@ -55,18 +57,25 @@ def _named_path(option: str, value: Any) -> Path | None:
     """Return the existing file or folder that an option's value names, or None if it names none.
 
     A plain word such as `relu` names no file, even if a file of that name happens to exist.
+
+    Raises:
+        TrainingError: whether there is such a file cannot be told at the moment.
     """
     if not isinstance(value, str) or not value or option in NO_PATHS:
         return None
     try:
         path = Path(value).expanduser()
-        is_path = any(mark in value for mark in (os.sep, "~")) or any(word in option for word in PATH_WORDS)
+        is_path = any(mark in value for mark in (os.sep, "~")) or is_path_option(option)
         if path.is_file() and (is_path or path.suffix):
             return path
         if path.is_dir() and is_path:
             return path
-    except (OSError, ValueError, RuntimeError):  # the text is too long for a path, for example
+    except (ValueError, RuntimeError):  # the text has a character that no path has, or names no home folder
         pass
+    except OSError as error:
+        if error.errno not in NO_PATH:
+            with reading(path):
+                raise
     return None
 
 
@@ -115,15 +124,21 @@ def cached_digest(memory: Path, files: Sequence[Path], compute: Callable[[], str
     before = states(files)
     entry = memory / hashlib.sha256(json.dumps([before, parameters]).encode()).hexdigest()[:32]
     with contextlib.suppress(OSError, ValueError):
-        if len(digest := entry.read_text(encoding="ascii")) == hashlib.sha256().digest_size * 2:
+        digest, check = entry.read_text(encoding="ascii").split()
+        if check == _check_of(entry, digest):
             return digest
     digest = compute()
     newest = max((max(times) for _, _, _, *times in before), default=0)
     if states(files) == before and time.time_ns() - newest > RECENT * 1e9:
         with contextlib.suppress(OSError):
             memory.mkdir(parents=True, exist_ok=True)
-            write_atomically(entry, digest.encode())
+            write_atomically(entry, f"{digest} {_check_of(entry, digest)}".encode())
     return digest
+
+
+def _check_of(entry: Path, digest: str) -> str:
+    """Return the checksum that stands behind a cached digest; a damaged digest would make another run."""
+    return hashlib.sha256(f"{entry.name} {digest}".encode()).hexdigest()[:16]
 
 
 def states(files: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:

@@ -15,7 +15,7 @@ from harness.config.build import build
 from harness.config.cli import Outcome, job
 from harness.config.direction import better_direction, check_direction
 from harness.config.errors import ConfigError
-from harness.config.paths import expanded
+from harness.config.paths import expanded, without_folders
 from harness.run.first_phase import shared_first_phase
 from harness.run.folder import Run
 from harness.run.gpus import own_gpu
@@ -174,7 +174,7 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
 
     The phase is trained here if the cache lacks it.
     """
-    shape = one_spelling(task.first_phase_identity())
+    shape = without_folders(one_spelling(task.first_phase_identity()))
     if shape is None or not config.cache:
         return None
 
@@ -192,17 +192,20 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
 def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
     """Return the run of a configuration, not yet open. Its folder's name ends in the digest of the run's identity.
 
-    An existing folder of an older version is used instead. Older versions gave 1 and 1.0 two digests, and named a
-    folder by the preset even if another environment was put into it.
+    An existing folder of an older version is used instead. Older versions gave 1 and 1.0 two digests, and so two paths
+    of one file; and they named a folder by the preset even if another environment was put into it.
 
     Raises:
         ConfigError: a name in `groups` cannot be part of a path.
     """
     as_spelled = task.identity()
-    identity = one_spelling(as_spelled)
+    numbers_spelled = one_spelling(as_spelled)
+    identity = without_folders(numbers_spelled)
     runs = expanded(config.paths.runs) / config.program
     folder = runs / _folder_name(config, program, identity, own_names=True)
-    for older_identity, own_names in ((as_spelled, True), (identity, False), (as_spelled, False)):
+    identities = (identity, numbers_spelled, as_spelled)  # the newest first
+    older_folders = [(older, True) for older in identities[1:]] + [(older, False) for older in identities]
+    for older_identity, own_names in older_folders:
         with contextlib.suppress(ConfigError):  # a name that older versions refused, so they made no such folder
             older_folder = runs / _folder_name(config, program, older_identity, own_names)
             if not folder.exists() and older_folder.exists():

@@ -5,8 +5,9 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_type_hints
+from collections.abc import Iterable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from hydra.utils import get_object
@@ -71,31 +72,82 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def one_spelling(config: Any) -> Any:
-    """Return the configuration with 1.0 in place of 1 wherever the class of `_target_` takes a float.
+    """Return the configuration with each number spelled in one way, as the class or function of `_target_` takes it.
 
-    Both spellings make the same run, but their texts, and so the digests, would differ.
+    Two spellings of a number make the same run, but their texts, and so the digests, would differ. Where a float is
+    taken, also in lists and dicts, 1 becomes 1.0. Free arguments of another library (`dict[str, Any]`), of which
+    nothing is known, get 1 for 1.0. -0.0 becomes 0.0.
     """
+    if isinstance(config, float):
+        return config + 0.0  # which is 0.0 for -0.0
     if isinstance(config, list):
         return [one_spelling(value) for value in config]
     if not isinstance(config, dict):
         return config
-    floats = _float_arguments(config["_target_"]) if isinstance(config.get("_target_"), str) else frozenset()
-    return {
-        key: float(value) if key in floats and type(value) is int else one_spelling(value)
-        for key, value in config.items()
-    }
+    hints = _annotations(config["_target_"]) if isinstance(config.get("_target_"), str) else {}
+    return {key: _spelled_as(hints.get(key), value) for key, value in config.items()}
+
+
+def _spelled_as(hint: Any, value: Any) -> Any:
+    """Return a value with its numbers spelled as an argument of this annotation takes them; None: it has none."""
+    accepted = {*get_args(hint)} if get_origin(hint) in (Union, UnionType) else {hint}
+    if type(value) is int and float in accepted and int not in accepted:
+        return float(value)
+    for kind in accepted:
+        elements = get_args(kind)
+        if isinstance(value, list) and elements and get_origin(kind) in (list, tuple, Sequence):
+            hints = elements if len(elements) == len(value) else elements[:1] * len(value)
+            return [_spelled_as(element, item) for element, item in zip(hints, value, strict=True)]
+        if isinstance(value, dict) and "_target_" not in value and get_origin(kind) in (dict, Mapping):
+            if elements[1] is Any:
+                return _with_whole_numbers(value)
+            return {key: _spelled_as(elements[1], item) for key, item in value.items()}
+    return one_spelling(value)
+
+
+def _with_whole_numbers(value: Any) -> Any:
+    """Return nested values with 1 in place of 1.0."""
+    if isinstance(value, dict):
+        return {key: _with_whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_whole_numbers(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @functools.cache
-def _float_arguments(target: str) -> frozenset[str]:
-    """Return the names of the arguments of a class or function that are annotated as float, or as float or None."""
+def _annotations(target: str) -> dict[str, Any]:
+    """Return the annotations of the arguments of a class, with those of its bases, or of a function.
+
+    An argument without an annotation whose default is a float counts as annotated as float.
+    """
     try:
         factory: Any = get_object(target)
-        hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else inspect.unwrap(factory))
+        if not inspect.isclass(factory):
+            return _annotations_of_function(inspect.unwrap(factory))
+        annotations: dict[str, Any] = {}
+        for base in reversed(factory.__mro__):  # a class may pass **arguments on to its base
+            if inspect.isfunction(constructor := vars(base).get("__init__")):
+                annotations |= _annotations_of_function(constructor)
+        return annotations
     except Exception:  # building the object, later, will report what is wrong with it
-        return frozenset()
-    floats = ({float}, {float, type(None)})
-    return frozenset(name for name, hint in hints.items() if (set(get_args(hint)) or {hint}) in floats)
+        return {}
+
+
+def _annotations_of_function(function: Any) -> dict[str, Any]:
+    try:
+        annotations = get_type_hints(function)
+    except NameError:  # a name that only type checkers import; most arguments are annotated without such names
+        annotations = {
+            name: ANNOTATIONS_AS_TEXT.get(hint) if isinstance(hint, str) else hint
+            for name, hint in function.__annotations__.items()
+        }
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.annotation is inspect.Parameter.empty and type(parameter.default) is float:
+            annotations[name] = float
+    return annotations
+
+
+ANNOTATIONS_AS_TEXT = {"float": float, "float | None": float | None, "Optional[float]": float | None}
 
 
 def own_name(group: str, node: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Files of which no published digest is known are part of what a run is, by what is in them."""
 
+import errno
 import hashlib
 import multiprocessing
 import os
@@ -13,7 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 from harness.run import contents
 from harness.run.contents import cached_digest, digest_of, with_contents
 from harness.run.execute import new_run
@@ -183,7 +184,27 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(
     assert not memory.exists()
 
 
-@pytest.mark.parametrize("damage", [b"", b"12", b"\xff" * 64])
+def test_a_file_of_which_nothing_can_be_known_now_makes_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its content in its identity, a finished run would be trained again, in another folder."""
+    file = tmp_path / "given.xml"
+    file.write_text("one")
+    real = Path.is_file
+
+    def is_file(path: Path) -> bool:
+        if path == file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    with pytest.raises(TrainingError, match=r"cannot read .*given\.xml \(Stale file handle\)"):
+        with_contents({"xml_file": str(file)}, None)
+    for text in ("a" * 5000, "~nobody-of-this-name/x", "a\0b/c", "no/such/file"):
+        assert with_contents({"weights": text}, None) == {"weights": text}
+
+
+@pytest.mark.parametrize("damage", [b"", b"12", b"\xff" * 64, b"0" * 64, b"0" * 64 + b" " + b"0" * 16])
 def test_a_damaged_memory_is_not_believed(damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contents, "SMALL", 0)
     monkeypatch.setattr(contents, "RECENT", -1e9)
@@ -191,9 +212,12 @@ def test_a_damaged_memory_is_not_believed(damage: bytes, tmp_path: Path, monkeyp
     file.write_bytes(b"a")
     expected = digest_of(file, memory)
     (place,) = memory.iterdir()
+    written = place.read_text()
     place.write_bytes(damage)
     assert digest_of(file, memory) == expected
-    assert place.read_text() == expected
+    assert place.read_text() == written
+    place.write_text(("0" if written[0] != "0" else "1") + written[1:])  # another digest that looks as good
+    assert digest_of(file, memory) == expected
 
 
 def ask(file: Path, memory: Path) -> str:

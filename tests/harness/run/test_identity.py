@@ -1,7 +1,9 @@
 """What a run is: one value has one spelling, an environment its own name; folders of older versions stay valid."""
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,9 +14,9 @@ from analysis.plotting import title
 from analysis.runs import BadRun, LeftOut, Run, select, settings
 from analysis.sources import folders
 from harness.run.execute import new_run
-from harness.run.identity import digest, own_name
+from harness.run.identity import digest, one_spelling, own_name
 from harness.run.programs import program_of
-from tests.programs import DQN, SAC, SMALL, Program
+from tests.programs import DQN, LANGUAGE, SAC, SMALL, Program
 from tests.rl.own import ACTIONS, Own, register
 
 
@@ -30,6 +32,94 @@ def test_one_value_has_one_spelling(spelling: str, tmp_path: Path) -> None:
     folders_of = [folder_of(SMALL, tmp_path, "method=l2init", f"method.coef={text}") for text in ("1", spelling)]
     assert folders_of[0] == folders_of[1]
     assert folders_of[0] != folder_of(SMALL, tmp_path, "method=l2init", "method.coef=1.5")
+
+
+def takes_numbers(
+    single: float = 0.5,
+    several: list[float] | None = None,
+    pair: "tuple[float, float] | str" = "none",
+    by_name: Mapping[str, Sequence[float]] | None = None,
+    either: int | float = 1,
+    free: dict[str, Any] | None = None,
+    unannotated=0.5,  # noqa: ANN001 (as in many libraries)
+    number: int = 1,
+) -> None:
+    """A class of a user's own stands for this."""
+
+
+class TakesFloat:
+    """Its subclass passes its arguments on."""
+
+    def __init__(self, coef: float = 0.5) -> None:
+        pass
+
+
+class PassesOn(TakesFloat):
+    """It has options of its own, too, one with a type that only type checkers know."""
+
+    def __init__(self, own: float = 0.5, net: "OnlyForTypeCheckers | None" = None, **others: float) -> None:  # noqa: F821
+        super().__init__(**others)
+
+
+HERE = "tests.harness.run.test_identity"
+SPELLINGS = [
+    ("takes_numbers", {"single": 1}, {"single": 1.0}),
+    ("takes_numbers", {"single": 0.0}, {"single": -0.0}),
+    ("takes_numbers", {"several": [0, 1]}, {"several": [0.0, 1.0]}),
+    ("takes_numbers", {"pair": [0, 0.999]}, {"pair": [0.0, 0.999]}),
+    ("takes_numbers", {"by_name": {"a": [1, 2], "b": [0.5, 1]}}, {"by_name": {"b": [0.5, 1.0], "a": [1.0, 2.0]}}),
+    ("takes_numbers", {"free": {"x": 1, "y": [2, {"z": 3.0}]}}, {"free": {"y": [2.0, {"z": 3}], "x": 1.0}}),
+    ("takes_numbers", {"unannotated": 1}, {"unannotated": 1.0}),
+    ("PassesOn", {"coef": 1}, {"coef": 1.0}),
+    ("PassesOn", {"own": 1}, {"own": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("target", "one", "other"), SPELLINGS)
+def test_numbers_within_options_have_one_spelling(target: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = ({"method": {"_target_": f"{HERE}.{target}", **options}} for options in (one, other))
+    assert digest(one_spelling(first)) == digest(one_spelling(second))
+    assert digest(first) != digest(second), "their texts differ"
+    assert one_spelling(first) == first, "no number has changed"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"either": 1}, {"either": 1.0}), ({"single": 1}, {"single": True}), ({"free": {"x": 1}}, {"free": {"x": "1"}})],
+)
+def test_what_may_mean_something_else_stays_apart(one: dict[str, Any], other: dict[str, Any]) -> None:
+    first, second = ({"method": {"_target_": f"{HERE}.takes_numbers", **options}} for options in (one, other))
+    assert digest(one_spelling(first)) != digest(one_spelling(second))
+
+
+def test_options_of_an_environment_have_one_spelling(tmp_path: Path) -> None:
+    folders_of = [
+        folder_of(SAC, tmp_path, f"env.options={{reset_noise_scale: {text}}}") for text in ("1", "1.0", "1e0", "0.5")
+    ]
+    assert folders_of[0] == folders_of[1] == folders_of[2] != folders_of[3]
+
+
+def test_where_a_file_lies_and_how_its_path_is_written_makes_no_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for place in ("notes", "moved/notes"):
+        (tmp_path / place).mkdir(parents=True)
+        for number in range(20):
+            (tmp_path / place / f"{number}.txt").write_text(f"Document {number}. " + "Some words of a text. " * 20)
+    texts = (
+        "dataset=texts",
+        "dataset.second.path=notes",
+        "dataset.first.val_fraction=0.3",
+        f"paths.data={tmp_path}/data",
+    )
+    paths = ("notes", "./notes/", "'~/notes'", str(tmp_path / "notes"), "moved/notes")
+    folders_of = {folder_of(LANGUAGE, tmp_path / "runs", *texts, f"dataset.first.path={path}") for path in paths}
+    assert len(folders_of) == 1
+    (tmp_path / "notes/0.txt").write_text("Another document. " + "Some words of a text. " * 20)
+    renewed = (*texts[:-1], f"paths.data={tmp_path}/other", "dataset.first.path=notes")
+    assert folder_of(LANGUAGE, tmp_path / "runs", *renewed) not in folders_of
 
 
 def test_a_folder_that_an_older_version_named_by_the_spelling_is_still_the_run_s(tmp_path: Path) -> None:
