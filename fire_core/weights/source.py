@@ -1,18 +1,17 @@
 """What a model's code does with the output of each layer, read from the source of its forward passes.
 
-The source is followed as Python would run it, with the model's own modules, sizes and configuration, but with tensors
-of which only this is known: whose layers' outputs they carry, which part of them, and along which axis. Nothing of the
-model is run.
+The source is followed as Python would run it, with the model's own modules, sizes and configuration. Tensors are
+replaced by values that say only which layers' outputs they carry, which part of these, and along which axis. Nothing of
+the model is run.
 
-A layer's output is *cut* where parts of it along the feature axis then meet different operations: queries, keys and
-values, a gate and what it gates, a mean and a variance. Nor are they one matrix where the operation is the same and
-what else takes part in it is not: one half scales x and the other half scales y, as in `g * x + r * y`. It is not cut
-by a view into heads, nor where parts that were taken apart are put together again (rotary positions), nor by an index
-along another axis (`x[:, -1]`).
+A layer's output is *cut* if parts of it along the feature axis meet different operations: queries, keys and values, a
+gate and what it gates, a mean and a variance. It is also cut if the parts meet the same operation with different
+tensors: one half scales x and the other half scales y, as in `g * x + r * y`. It is not cut by a view into heads, nor
+if the parts are put together again (rotary positions), nor by an index along another axis (`x[:, -1]`).
 
-So that "something else" has a meaning, every tensor has a number: two tensors have the same one if the same expression
-of the same tensors gives them. What a part was scaled by or added to is first a `Note` that travels with the result. It
-counts once the result is used, and is dropped where the parts are put together again.
+To tell different tensors apart, every tensor has a number: two tensors have the same number if the same expression of
+the same tensors computes them. What a part was scaled by or added to is first recorded in a `Note` on the result. The
+note counts as soon as the result is used, and is dropped if the parts are put together again.
 """
 
 from __future__ import annotations
@@ -44,12 +43,13 @@ FEATURES, SHARE, OTHER, MIXED, UNSURE = "F", "f", "o", "m", "?"  # kinds of axes
 
 @dataclass(frozen=True)
 class Note:
-    """What a part of a layer's output was combined with on its way: an operation, and the number of the other tensor.
+    """An operation by which a part of a layer's output was combined with another tensor.
 
     Attributes:
-        key, part: of the layer and of the part of its output.
-        call: the number of the output that was cut; None where parts of several outputs were added up.
-        operation: what it met.
+        key: `id` of the layer's weight.
+        part: the part of the layer's output.
+        call: number of the output that was cut; None if parts of several outputs were added.
+        operation: the operation, with the number of the other tensor.
     """
 
     key: int
@@ -66,13 +66,13 @@ class Flow:
     """A tensor that carries outputs of layers.
 
     Attributes:
-        origins: (weight, part) of each layer whose outputs it carries.
-        axes: the kinds of its last axes; None where they are not known.
+        origins: (`id` of the weight, part of the output) of each layer whose outputs it carries.
+        axes: the kinds of its last axes; None if they are not known.
         is_open: whether an unknown number of other axes comes before them.
-        notes: what parts were combined with on the way, which does not count yet.
+        notes: what parts were combined with, which does not count before the result is used.
         calls: (weight, number of the output that was cut) of its parts.
-        is_stacked: whether parts lie side by side in it along a new axis, so that a view puts them together again.
-        number: equal for equal expressions; 0 where it has none yet.
+        is_stacked: whether parts are side by side along a new axis, so that a view would put them together again.
+        number: a number that equal expressions share; 0 if it has none yet.
     """
 
     origins: frozenset[tuple[int, Part]]
@@ -85,9 +85,9 @@ class Flow:
 
 
 class Unknown:
-    """A value of which nothing is known; of a tensor perhaps how many axes it has.
+    """A value of which nothing is known, except perhaps the number of its axes if it is a tensor.
 
-    It has a number and may carry notes as a `Flow` does: scores of attention carry what queries met keys.
+    Like a `Flow` it has a number and may carry notes: the scores of an attention carry a note that queries met keys.
     """
 
     def __init__(self, axes: int | None = None, notes: Notes = frozenset(), number: int = 0) -> None:
@@ -96,26 +96,26 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a tensor, `x.shape`, or its end or begin."""
+    """The shape of a tensor, `x.shape`, or a slice at its beginning or end."""
 
     tensor: Any
 
 
 @dataclass(frozen=True)
 class Size:
-    """One number of a shape that is not known: of an axis of a tensor, or what was computed with it."""
+    """A number that is not known: the length of an axis of a tensor, or what was computed from it."""
 
     axis: int | None = None
 
 
 @dataclass(frozen=True)
 class Rest:
-    """Within a tuple: an unknown number of values."""
+    """In a tuple, the place of an unknown number of values."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What `chunk`, `split` and their like give, when the number is not known."""
+    """The result of `chunk`, `split` or a similar function, if the number of parts is not known."""
 
     flow: Flow
     where: Any
@@ -124,12 +124,12 @@ class Parts:
 
 @dataclass(frozen=True)
 class Weight:
-    """A layer's own parameter, or something computed from it.
+    """A layer's own weight, or a tensor computed from it.
 
     Attributes:
-        key: its id.
-        part: which rows.
-        changed: where it was changed before any product, as `file:line`; empty where it was not.
+        key: `id` of the weight.
+        part: which of its rows.
+        changed: where it was changed before any product, as `file:line`; "" if it was not.
     """
 
     key: int
@@ -139,7 +139,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of a module, or of a tensor, that is not called yet."""
+    """A method of a module or tensor, as a value before it is called."""
 
     owner: Any
     name: str
@@ -147,7 +147,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Inner:
-    """A function that is defined inside of another one, with the names that it sees."""
+    """A function defined within another function, with the variables that it sees."""
 
     node: Function
     names: dict[str, Any] = field(compare=False)
@@ -156,7 +156,7 @@ class Inner:
 
 @dataclass(frozen=True)
 class Super:
-    """`super()` in a method."""
+    """The value of `super()` in a method of `owner`, which searches the classes behind `after`."""
 
     owner: nn.Module
     after: type
@@ -164,7 +164,14 @@ class Super:
 
 @dataclass
 class Context:
-    """The function that is being read."""
+    """The function that is being read.
+
+    Attributes:
+        filename: the file with its source.
+        owner: the class that defines it, if it is a method.
+        module: the module whose method it is.
+        caller: name of the class whose code called it.
+    """
 
     filename: str
     owner: type | None = None
@@ -174,20 +181,20 @@ class Context:
 
 @dataclass
 class LayerUse:
-    """What was read of one weight.
+    """What the source tells of one weight.
 
     Attributes:
-        calls: how often its layer was called, or the weight multiplied with.
-        multiplied: how often the weight itself stood in a product of matrices, as it is.
-        fused_by_torch: whether torch's own code for attention or recurrent layers takes it, which cuts it as always.
-        own_forward: what a forward pass of the layer's own class does with it: "plain", "changed", "unclear"; empty
-            where the layer is torch's.
-        signatures: the operations that each part of its output meets.
-        lines: where each part was taken, `file:line`.
-        spans: (file, first line, last line) of the same places.
-        changed: where the weight is changed before it is multiplied with.
-        escapes: whether its whole output went where it cannot be followed.
-        holder: the class whose code called it.
+        calls: how often its layer is called, or the weight itself multiplied.
+        multiplied: how often the weight, as it is stored, is an operand of a product of matrices.
+        fused_by_torch: whether torch's own code for attention or recurrent layers takes it, and so cuts it as always.
+        own_forward: what the forward pass of a user's layer class does with it: "plain", "changed" or "unclear"; "" if
+            the class is torch's.
+        signatures: from each part of its output to the operations that the part meets.
+        lines: from each part to the place where it is taken, `file:line`.
+        spans: from each part to the same place as (file, first line, last line).
+        changed: where the weight is changed before it is multiplied; "" if it is not.
+        escapes: whether the output is used where it cannot be followed.
+        holder: the class whose code calls the layer.
     """
 
     calls: int = 0
@@ -203,7 +210,7 @@ class LayerUse:
 
     @property
     def cut(self) -> list[Part]:
-        """The first parts of the output that meet different operations; empty if there are none."""
+        """The parts of the output that meet different operations, from its first such cut; empty if there is none."""
         groups: dict[Part, dict[Part, Signature]] = {}
         for part, signature in self.signatures.items():
             for depth in range(len(part)):
@@ -216,28 +223,28 @@ class LayerUse:
 
     @property
     def line(self) -> str:
-        """Where it is cut, as `file:line`; empty if it is not."""
+        """Where the output is cut, as `file:line`; "" if it is not."""
         parts = self.cut
         return next((self.lines[part] for part in parts if part in self.lines), "its forward") if parts else ""
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """(file, first line, last line) of the places where it is cut."""
+        """The places where the output is cut, each as (file, first line, last line)."""
         return list(dict.fromkeys(self.spans[part] for part in self.cut if part in self.spans))
 
 
-class _Give(Exception):
-    """Reading of one function ends."""
+class _LimitReached(Exception):
+    """The limit of what is read is reached; nothing more is read from this module."""
 
 
 class SourceReader:
-    """Reads all forward passes of a model.
+    """Reads the source of all forward passes of a model.
 
     Args:
-        model: without wrappers.
+        model: a model without wrappers.
 
     Attributes:
-        uses: what was read, by `id(weight)`.
+        uses: from the `id` of a weight to what the source tells of it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -259,39 +266,40 @@ class SourceReader:
                 try:
                     result = self._call_module(module, [Unknown()], {}, None)
                     self._leave(result)
-                except Exception:  # whatever the code of others holds that is not foreseen here
+                except Exception:  # any code of others that is not foreseen here
                     if STRICT:
                         raise
 
     # ------------------------------------------------------------------------------------------------------ the notes
 
     def _use(self, key: int) -> LayerUse:
+        """Return the record of a weight, by its `id`."""
         return self.uses.setdefault(key, LayerUse())
 
     def _pass_through(self, value: Any, *operation: Any) -> None:
-        """Note that a value meets an operation on each number by itself, whose result is followed further."""
+        """Record that a value meets an operation whose result is followed further, such as an activation."""
         for path, flow in _placed_flows(value):
             for key, part in flow.origins:
                 self._use(key).signatures.setdefault(part, set()).add((*operation, *path))
 
     def _meet(self, value: Any, *operation: Any) -> None:
-        """Note that an operation uses a value. Values within a tuple, a list or a mapping meet it in different places.
+        """Record that an operation uses a value, so that the notes on the value count from now on.
 
-        What the value was combined with before counts from now on.
+        Values within a tuple, list or mapping meet the operation at different places.
         """
         self._pass_through(value, *operation)
         for note in _notes_of(value):
             self._use(note.key).signatures.setdefault(note.part, set()).add(note.operation)
 
     def _escape(self, value: Any, *operation: Any) -> None:
-        """Note that a value goes where it cannot be followed."""
+        """Record that a value is used where it cannot be followed."""
         self._meet(value, *operation)
         for flow in _flows(value):
             for key, _ in flow.origins:
                 self._use(key).escapes = True
 
     def number(self, value: Any) -> int:
-        """A number that two values share if the same expression of the same values gives them."""
+        """Return the number of a value; two values share it if the same expression of the same values computes them."""
         if isinstance(value, Unknown):
             value.number = value.number or self._number_of("unknown", len(self._numbers))
             return value.number
@@ -316,16 +324,17 @@ class SourceReader:
         return self._number_of("object", type(value).__name__, id(value))
 
     def _number_of(self, *expression: Any) -> int:
+        """Return the number of an expression, a new one if it was not seen before."""
         return self._numbers.setdefault(expression, len(self._numbers) + 1)
 
     def numbered(self, value: Any, *expression: Any) -> Any:
-        """The value of an expression with the expression's number.
+        """Return the value of an expression with the expression's number.
 
-        What is not followed further carries the notes of that from which it was computed.
+        A value that is not followed further carries the notes of the values that it was computed from.
 
         Args:
-            value: what the expression gives.
-            expression: what kind it is, and the values in it.
+            value: the value of the expression.
+            expression: a word for its kind, and the values in it.
         """
         if isinstance(value, Unknown) and not value.number:
             notes = _notes_of(expression)
@@ -337,7 +346,7 @@ class SourceReader:
         return value
 
     def noted(self, value: Any, *operation: Any) -> Any:
-        """A tensor with a note that its parts met an operation."""
+        """Return a tensor with a note that its parts met an operation; any other value unchanged."""
         if not isinstance(value, Flow):
             return value
         calls = dict(value.calls)
@@ -346,7 +355,7 @@ class SourceReader:
         return replace(value, notes=value.notes | notes)
 
     def noted_beside(self, given: Sequence[Any], *operation: Any) -> Notes:
-        """Notes of the tensors among the arguments of a call: each meets it in its place, beside the others."""
+        """Return the notes of a call on its arguments: each tensor meets it at its position, with the other tensors."""
         notes: set[Note] = set()
         for slot, value in enumerate(given):
             if isinstance(value, Flow):
@@ -355,11 +364,11 @@ class SourceReader:
         return frozenset(notes)
 
     def _leave(self, result: Any) -> None:
-        """Note what a forward pass returns to somebody unknown."""
+        """Record what a forward pass returns to a caller that is not known."""
         self._escape(result, "returned")
 
     def _take(self, flow: Flow, axis: int | None, which: Any, where: Any, node: ast.AST, context: Context) -> Flow:
-        """A part of a flow along an axis; the flow itself where the axis holds no features."""
+        """Return a part of a tensor along an axis; the tensor itself if the axis holds no features."""
         if flow.axes is None or axis is None or flow.axes[axis] not in (FEATURES, SHARE, UNSURE):
             return flow
         origins = set()
@@ -490,7 +499,7 @@ class SourceReader:
     def _call_function(
         self, node: Function, outer: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], context: Context
     ) -> Any:
-        """What a Python function returns for these arguments."""
+        """Return the value that a Python function returns for these arguments."""
         if self._depth >= MOST_NESTED:
             self._escape([*args, *kwargs.values()], "call", id(node))
             return Unknown()
@@ -501,7 +510,7 @@ class SourceReader:
             self._depth -= 1
 
 
-# Functions and methods of tensors by what they do to a layer's output.
+# Names of functions and methods of tensors, by what they do to a layer's output.
 _CUTS = {"chunk", "split", "tensor_split", "unsafe_chunk", "unsafe_split", "split_with_sizes", "unbind", "hsplit"}
 _CUTS |= {"dsplit", "vsplit", "unsafe_split_with_sizes"}
 _VIEWS = {"view", "reshape", "unflatten", "flatten", "permute", "transpose", "swapaxes", "swapdims", "movedim", "t"}
@@ -542,7 +551,7 @@ _PLAIN = (int, float, str, bool, bytes, type(None))
 
 
 class _Reading:
-    """One call of one function: its names and their values."""
+    """The reading of one call of one function, with the values of its variables."""
 
     def __init__(
         self,
@@ -555,7 +564,7 @@ class _Reading:
     ) -> None:
         self.reader, self.node, self.outer, self.context = reader, node, outer, context
         self.names: dict[str, Any] = {}
-        self.written: dict[str, list[Any]] = {}  # to tensors of these names, part by part
+        self.written: dict[str, list[Any]] = {}  # from a variable's name to what was written into its tensor
         self.returned: list[Any] = []
         self._bind(node.args, list(args), dict(kwargs))
 
@@ -591,13 +600,13 @@ class _Reading:
     # ------------------------------------------------------------------------------------------------------ statements
 
     def _run(self, body: Sequence[ast.stmt]) -> bool:
-        """Read statements one after the other; returns whether the function surely ends in them."""
+        """Read statements one after the other, and return whether the function certainly ends in them."""
         return any(self._statement(statement) for statement in body)
 
     def _statement(self, node: ast.stmt) -> bool:
         self.reader._nodes -= 1
         if self.reader._nodes < 0:
-            raise _Give
+            raise _LimitReached
         match node:
             case ast.Assign():
                 value = self._of(node.value)
@@ -670,7 +679,7 @@ class _Reading:
         return False
 
     def _either(self, first: Any, second: Any) -> Any:
-        """What a name holds after one of two branches. Of two things of different kinds one is followed further."""
+        """Return what a variable holds after one of two branches; of two different kinds of values one is followed."""
         either = _either(first, second)
         for value in (first, second):
             is_lost = not _flows(either) or (isinstance(either, Flow) and isinstance(value, (tuple, list, dict)))
@@ -681,7 +690,7 @@ class _Reading:
         return either
 
     def _turns(self, value: Any) -> list[Any]:
-        """What a loop goes through."""
+        """Return the values for which the body of a loop is read."""
         items = self._items(value)
         if items is None:
             return [Unknown()]
@@ -691,7 +700,7 @@ class _Reading:
         return known[:MOST_TURNS] if known else [Unknown()] * bool(items)
 
     def _items(self, value: Any, count: int | None = None, node: ast.AST | None = None) -> list[Any] | None:
-        """The parts of a value that is iterated over; None where they are not known."""
+        """Return the items of a value that is iterated over or unpacked; None if they are not known."""
         if isinstance(value, (tuple, list)):
             return list(value)
         if isinstance(value, (nn.ModuleList, nn.Sequential)):
@@ -739,7 +748,7 @@ class _Reading:
                 self.reader._escape(value, "stored", target.attr)
 
     def _write_part(self, name: str, base: Any, target: ast.Subscript, value: Any) -> None:
-        """`out[..., :n] = part`: what is written to a tensor part by part is put together."""
+        """Read `out[..., :n] = part`: what is written to a tensor part by part is put together there."""
         pieces = self.written.setdefault(name, [])
         pieces.append(value)
         if isinstance(base, Flow) and len(pieces) == 1:
@@ -770,10 +779,10 @@ class _Reading:
     # ----------------------------------------------------------------------------------------------------- expressions
 
     def _of(self, node: ast.expr) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         self.reader._nodes -= 1
         if self.reader._nodes < 0:
-            raise _Give
+            raise _LimitReached
         match node:
             case ast.Constant():
                 return node.value
@@ -922,7 +931,7 @@ class _Reading:
         return self._combined(op, values, node)
 
     def _combined(self, op: ast.operator, values: list[Any], node: ast.AST) -> Any:
-        """A sum or a product of tensors, of which one at least carries layers' outputs."""
+        """Return the sum or product of two values, of which at least one carries outputs of layers."""
         flows = [value for value in values if isinstance(value, Flow)]
         name = type(op).__name__
         is_sum, is_product = isinstance(op, (ast.Add, ast.Sub)), isinstance(op, (ast.Mult, ast.Div))
@@ -947,7 +956,7 @@ class _Reading:
         return _joined(flows, _notes_of(values))
 
     def _meet_own_sum(self, first: Flow, second: Flow, node: ast.AST) -> None:
-        """Of `x + w * (y - x)` note that x meets a sum of which it is a part already, and y does not."""
+        """Record for `x + w * (y - x)` that x meets a sum which contains x already, and y does not."""
         for flow, other in ((first, second), (second, first)):
             sums = dict(other.origins)
             if any(key in sums and part != sums[key] == part[: len(sums[key])] for key, part in flow.origins):
@@ -1737,7 +1746,7 @@ def _all_ints(value: Any) -> bool:
 
 
 def callable_value(value: Any) -> bool:
-    """Whether a value of the reading can be called."""
+    """Return whether a value of the reading can be called."""
     return isinstance(value, (nn.Module, Method, Inner)) or inspect.isfunction(value) or inspect.ismethod(value)
 
 
@@ -1745,7 +1754,7 @@ def callable_value(value: Any) -> bool:
 
 
 def _flows(value: Any) -> list[Flow]:
-    """All tensors with layers' outputs within a value."""
+    """Return all tensors with outputs of layers in a value, also those within tuples, lists and mappings."""
     if isinstance(value, Flow):
         return [value]
     if isinstance(value, Parts):
@@ -1756,7 +1765,7 @@ def _flows(value: Any) -> list[Flow]:
 
 
 def _placed_flows(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Flow]]:
-    """All tensors with layers' outputs within a value, each with its place in tuples, lists and mappings."""
+    """Yield all tensors with outputs of layers in a value, each after its path within tuples, lists and mappings."""
     if isinstance(value, (Flow, Parts)):
         yield path, value.flow if isinstance(value, Parts) else value
     elif isinstance(value, (dict, tuple, list)):
@@ -1765,7 +1774,7 @@ def _placed_flows(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _tensors(value: Any) -> list[Flow | Unknown]:
-    """All values within a value that carry notes."""
+    """Return all values within a value that can carry notes."""
     if isinstance(value, (Flow, Unknown)):
         return [value]
     if isinstance(value, (Parts, Method)):
@@ -1776,25 +1785,24 @@ def _tensors(value: Any) -> list[Flow | Unknown]:
 
 
 def _notes_of(value: Any) -> Notes:
-    """The notes of all tensors within a value."""
+    """Return the notes of all tensors within a value."""
     held = [tensor.notes for tensor in _tensors(value) if tensor.notes]
     return frozenset().union(*held) if held else frozenset()
 
 
 def _with_notes(value: Any, notes: Notes) -> Any:
-    """The same value with more notes on each tensor in it."""
+    """Return a value with `notes` added to each tensor in it."""
     if not notes:
         return value
     if isinstance(value, Flow):
         return replace(value, notes=value.notes | notes)
     if isinstance(value, Unknown):
-        noted = Unknown(value.axes, value.notes | notes, value.number)
-        return noted
+        return Unknown(value.axes, value.notes | notes, value.number)
     return type(value)(_with_notes(item, notes) for item in value) if type(value) in (tuple, list) else value
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, or may be one."""
+    """Return whether a value is a tensor, or may be one."""
     return isinstance(value, (Flow, Unknown, Weight, Tensor))
 
 
@@ -1803,15 +1811,20 @@ def _is_key(pair: Any) -> bool:
 
 
 def _share_a_layer(first: Flow, second: Flow) -> bool:
-    """Whether two tensors carry outputs of the same layer."""
+    """Return whether two tensors carry outputs of the same layer."""
     return not {key for key, _ in first.origins}.isdisjoint(key for key, _ in second.origins)
 
 
 def _is_complete(key: int, pieces: Sequence[Any], is_along: bool | None) -> bool:
-    """Whether pieces hold the parts of one output of a layer, each as often as it had been there.
+    """Return whether pieces together are one whole output of a layer.
 
-    Either each piece is another part (heads that are worked on one by one), or each piece was made of all of them
-    (rotary positions, products of complex numbers), and there are as many along the feature axis as there were.
+    Either each piece is another part (heads that are computed one by one), or each was computed from all parts (rotary
+    positions, products of complex numbers) and there are as many along the feature axis as there were parts.
+
+    Args:
+        key: `id` of the layer's weight.
+        pieces: the values that are put together.
+        is_along: whether they are joined along the feature axis; None: not known.
     """
     held: list[frozenset[Part]] = []
     for piece in pieces:
@@ -1827,7 +1840,7 @@ def _is_complete(key: int, pieces: Sequence[Any], is_along: bool | None) -> bool
 
 
 def _is_feature_axis(flow: Flow | None, dim: Any) -> bool | None:
-    """Whether a dimension is that of the features; None if that is not known."""
+    """Return whether a dimension is that of the features; None if that is not known."""
     if flow is None or flow.axes is None or not isinstance(dim, int):
         return True if dim == -1 else None
     axis = _axis(flow, dim)
@@ -1837,7 +1850,10 @@ def _is_feature_axis(flow: Flow | None, dim: Any) -> bool | None:
 
 
 def _is_along_features(index: Any, flow: Any) -> bool | None:
-    """Whether an index such as `[..., :n]`, to which something is written, takes a part of the features."""
+    """Return whether an index such as `[..., :n]`, with which a tensor is written to, takes a part of the features.
+
+    None: that is not known.
+    """
     items = list(index) if isinstance(index, tuple) else [index]
     chosen = [i for i, item in enumerate(items) if item is not Ellipsis and item != slice(None)]
     if len(chosen) != 1:
@@ -1850,7 +1866,7 @@ def _is_along_features(index: Any, flow: Any) -> bool | None:
 
 
 def _weights(value: Any) -> list[Weight]:
-    """All of layers' own weights within a value."""
+    """Return all weights of layers within a value."""
     if isinstance(value, Weight):
         return [value]
     if isinstance(value, dict):
@@ -1863,7 +1879,7 @@ def _holds_module(value: Any) -> bool:
 
 
 def _axes_of(values: Sequence[Any]) -> int | None:
-    """How many axes the first tensor of some values has, where that is known."""
+    """Return how many axes the first tensor among some values has; None if that is not known."""
     for value in values:
         if isinstance(value, Unknown):
             return value.axes
@@ -1873,7 +1889,7 @@ def _axes_of(values: Sequence[Any]) -> int | None:
 
 
 def _axis(flow: Flow, dim: int) -> int | None:
-    """The place of a dimension in `flow.axes`; None where it is another one, or not known which."""
+    """Return the index in `flow.axes` of a dimension; None if it is not there, or not known which it is."""
     if flow.axes is None:
         return None
     count = len(flow.axes)
@@ -1883,7 +1899,7 @@ def _axis(flow: Flow, dim: int) -> int | None:
 
 
 def altered(flow: Flow, **changes: Any) -> Flow:
-    """The same flow with other values of some attributes: another tensor, whose number is not known yet."""
+    """Return a flow with other values of some attributes: another tensor, which has no number yet."""
     new: Flow = replace(flow, **{"number": 0, **changes})
     return new
 
@@ -1898,24 +1914,24 @@ def _inserted(flow: Flow, at: int) -> Flow:
 
 
 def _dropped(flow: Flow, axis: int | None) -> Flow:
-    """Without an axis along which one unknown place is taken."""
+    """Return a flow without an axis, of which one index was taken; with None for the axis, the flow itself."""
     if axis is None or flow.axes is None:
         return flow
     return altered(flow, axes=_removed(flow.axes, axis))
 
 
 def _unplaced(flow: Flow) -> Flow:
-    """The same flow, of which it is not known any more along which axis its features lie."""
+    """Return a flow whose axes are no longer known."""
     return altered(flow, axes=None)
 
 
 def _without_axes(value: Any) -> Any:
-    """A tensor whose features lie nobody knows where."""
+    """Return a flow whose axes are no longer known, or for any other value an unknown one."""
     return _unplaced(value) if isinstance(value, Flow) else Unknown()
 
 
 def _permuted(flow: Flow, name: str, dims: list[Any]) -> Flow:
-    """`permute`, `transpose`, `movedim` and their like."""
+    """Return the result of `permute`, `transpose`, `movedim` or a similar function."""
     axes = flow.axes
     assert axes is not None
     if name == "t":
@@ -1962,7 +1978,7 @@ def _flattened(flow: Flow, start: Any, stop: Any) -> Flow:
 
 
 def _rearranged(flow: Flow, pattern: Any) -> Flow:
-    """einops' `rearrange`: each name goes to its new place."""
+    """Return the result of einops' `rearrange`, which moves each name in the pattern to its new place."""
     if not isinstance(pattern, str) or "->" not in pattern or flow.axes is None:
         return _unplaced(flow)
     before, after = (_groups(side) for side in pattern.split("->"))
@@ -1984,7 +2000,7 @@ def _rearranged(flow: Flow, pattern: Any) -> Flow:
 
 
 def _groups(side: str) -> list[list[str]]:
-    """`b n (h d)` -> [[b], [n], [h, d]]."""
+    """Return the groups of names in one side of a pattern of einops: [[b], [n], [h, d]] for `b n (h d)`."""
     groups: list[list[str]] = []
     inside = False
     for word in side.replace("(", " ( ").replace(")", " ) ").split():
@@ -1999,11 +2015,11 @@ def _groups(side: str) -> list[list[str]]:
 
 
 def _joined(flows: Sequence[Flow], notes: Notes = frozenset()) -> Flow:
-    """Several tensors in one: parts of one output become that output again.
+    """Return one tensor that carries all that several tensors carry; parts of one output become that output again.
 
     Args:
         flows: the tensors.
-        notes: more than they carry themselves.
+        notes: notes besides their own.
     """
     parts: dict[int, list[Part]] = {}
     for key, part in (origin for flow in flows for origin in flow.origins):
@@ -2018,7 +2034,7 @@ def _joined(flows: Sequence[Flow], notes: Notes = frozenset()) -> Flow:
 
 
 def _common(parts: Sequence[Part]) -> Part:
-    """What several parts are all parts of."""
+    """Return the smallest part of an output that contains all of these parts."""
     shortest = min(parts, key=len)
     length = next((i for i in range(len(shortest)) if len({part[i] for part in parts}) > 1), len(shortest))
     return shortest[:length]
@@ -2029,7 +2045,7 @@ def _same_origins(first: Flow, second: Flow) -> bool:
 
 
 def _either(first: Any, second: Any) -> Any:
-    """What a name holds after one of two branches."""
+    """Return what a variable holds after one of two branches, as far as both agree."""
     if first is second:
         return first
     if isinstance(first, Flow) and isinstance(second, Flow):
@@ -2053,12 +2069,12 @@ def _either(first: Any, second: Any) -> Any:
 
 
 def _truth(value: Any) -> bool | None:
-    """Whether a condition holds; None where that is not known."""
+    """Return whether a condition is true; None if that is not known."""
     return bool(value) if isinstance(value, (int, float, str, type(None))) else None
 
 
 def _own(value: Any) -> Any:
-    """A list or mapping of the model as a copy, to which the reading may add; anything else as it is."""
+    """Return a copy of a list or mapping, to which the reading may add without changing the model; else the value."""
     if type(value) is list:
         return [_own(item) for item in value]
     return {key: _own(item) for key, item in value.items()} if type(value) is dict else value
@@ -2069,7 +2085,7 @@ def _key(value: Any) -> Any:
 
 
 def _slice_key(item: slice, spot: ast.AST) -> tuple[Any, ...]:
-    """Which part a slice takes: its bounds as numbers, or as they are written."""
+    """Return which part a slice takes: its bounds as numbers, or as the source writes them."""
     bounds = (item.start, item.stop, item.step)
     if all(isinstance(bound, int | None) for bound in bounds):
         return bounds
@@ -2087,7 +2103,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_conv1d(module: nn.Module) -> bool:
-    """GPT-2's linear layer of transformers, whose forward is known."""
+    """Return whether a module is GPT-2's linear layer of transformers, whose forward pass is known."""
     return type(module).__name__ == "Conv1D" and is_dense(module) and not isinstance(module, nn.Linear)
 
 
