@@ -21,11 +21,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from harness.config.errors import ConfigError
-from harness.run.checkpoint import write_atomically
+from harness.run.checkpoint import content_of, reading, write_atomically
 from language.tokenizers import Tokenizer
 
 FORMAT = 1
 SPLITS = ("train", "val")
+NEEDED = {"count": int, "largest": int, "sha256": str}  # of a header, with their types; other keys are compared
 HASHED = (
     2**30
 )  # files of up to so many bytes are hashed each time they are opened, larger ones by language.prepare only
@@ -55,7 +56,7 @@ class TokenFile:
 
 def digest_file(path: Path) -> str:
     """Return the SHA-256 digest of a file, in hexadecimal."""
-    with open(path, "rb") as file:
+    with reading(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -88,24 +89,32 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
 
     Raises:
         ConfigError: the file is missing, damaged, truncated or made with other options; the message says which.
+        TrainingError: a file cannot be read at the moment.
     """
     header_path = path.with_suffix(".json")
+    with reading(header_path):
+        content = content_of(header_path)
+    if content is None:
+        raise ConfigError(f"{path} is not prepared")
     try:
-        header: dict[str, Any] = json.loads(header_path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is not prepared") from None
-    except ValueError as error:
+        header: dict[str, Any] = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{header_path} is damaged: {error}; {_remedy(path)}") from None
+    if not isinstance(header, dict):
+        raise ConfigError(f"{header_path} is damaged: it is no JSON object; {_remedy(path)}")
     required = {"format": FORMAT, "tokenizer": tokenizer.name, "dtype": tokenizer.dtype}
     for key, value in required.items():
         if header.get(key) != value:
             raise ConfigError(f"{path} has {key}={header.get(key)}, {value} is needed; {_remedy(path)}")
+    if missing := [key for key, kind in NEEDED.items() if not isinstance(header.get(key), kind)]:
+        raise ConfigError(f"{header_path} is damaged: it does not say {', '.join(missing)}; {_remedy(path)}")
     if fingerprint and header.get("fingerprint") not in ("", fingerprint):  # older versions wrote "" for some corpora
         raise ConfigError(f"{path}: its source ({header.get('source')}) has changed since; {_remedy(path)}")
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise ConfigError(f"{path} is missing beside its header; {_remedy(path)}") from None
+    with reading(path):
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise ConfigError(f"{path} is missing beside its header; {_remedy(path)}") from None
     dtype = np.dtype(tokenizer.dtype)
     if size != (expected := header["count"] * dtype.itemsize):
         raise ConfigError(f"{path} has {size} bytes, its header says {expected}; {_remedy(path)}")

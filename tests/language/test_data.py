@@ -15,7 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
 from language import corpora, prepare
 from language.data import Mixture, TokenFile, evenly_spaced, open_tokens
@@ -89,6 +89,10 @@ def edit(**change: object):
         (edit(tokenizer="gpt2"), "tokenizer=gpt2"),
         (edit(largest=256), "holds token 256"),
         (edit(format=7), "format=7"),
+        (lambda path: path.with_suffix(".json").write_text("[1]"), "is damaged: it is no JSON object"),
+        (lambda path: path.with_suffix(".json").write_bytes(b'{"\xe4": 1}'), "is damaged"),
+        (edit(count="12"), "is damaged: it does not say count"),
+        (edit(sha256=None, largest=None), "is damaged: it does not say largest, sha256"),
     ],
 )
 def test_damage_is_refused_with_name_and_cause(tmp_path, options, damage, cause):
@@ -97,6 +101,15 @@ def test_damage_is_refused_with_name_and_cause(tmp_path, options, damage, cause)
     with pytest.raises(ConfigError, match=cause) as caught:
         make(tmp_path, options)
     assert str(path.with_suffix("")) in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".json"])
+def test_a_token_file_that_cannot_be_read_now_is_not_called_damaged(tmp_path, options, suffix):
+    path = make(tmp_path, options)["train"].path.with_suffix(suffix)
+    path.rename(path.with_suffix(".away"))
+    path.symlink_to(path)  # a loop, which the system refuses to open
+    with pytest.raises(TrainingError, match=f"^cannot read {path} .*start the same command again"):
+        open_tokens(path.with_suffix(".bin"), BYTE)
 
 
 def test_large_files_are_hashed_when_asked(tmp_path, options, monkeypatch):

@@ -1,5 +1,8 @@
 """Image files: orientation, transparency, depth, and what is no image."""
 
+import builtins
+import errno
+import io
 import os
 from pathlib import Path
 
@@ -7,8 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 from vision.data.decode import decode
+from vision.data.files import md5_of
+from vision.data.mnist import read_idx
+from vision.data.tiny_imagenet import _lines
 
 SIZE = 16
 RGB = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
@@ -56,3 +62,29 @@ def test_what_has_more_than_8_bits_or_is_no_image_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(ConfigError, match="no regular file"):
         read(tmp_path / "pipe.png")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES, errno.EMFILE])
+def test_an_error_of_reading_is_not_taken_for_damage(tmp_path, monkeypatch, number):
+    """Nobody is told to remove a file that may be in order."""
+    file = tmp_path / "image.png"
+    Image.fromarray(RGB).save(file)
+    real_open = io.open
+
+    def fails(path, *arguments, **options):
+        if os.fspath(path) == str(file):
+            raise OSError(number, os.strerror(number), str(file))
+        return real_open(path, *arguments, **options)
+
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", fails)
+    for reads in (
+        lambda: read(file),
+        lambda: read_idx(file, 3),
+        lambda: _lines(tmp_path, file.name),
+        lambda: md5_of(file),
+    ):
+        with pytest.raises(TrainingError, match=f"^cannot read {file} .{os.strerror(number)}"):
+            reads()
+    monkeypatch.undo()
+    assert (read(file) == RGB).all()

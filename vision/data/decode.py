@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from harness.config.errors import ConfigError
+from harness.run.checkpoint import reading
 from harness.run.contents import states
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
                 image = _without_transparency(file).convert("RGB" if in_channels == 3 else "L")
         # Pillow raises all of these for files that are damaged or too large.
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # of the system: the image may be undamaged
+                with reading(files[i]):
+                    raise
             raise ConfigError(f"image {files[i]} cannot be read ({error}): replace or remove it") from error
         if image.size != (image_size, image_size):
             image = ImageOps.fit(image, (image_size, image_size), Image.Resampling.BICUBIC)

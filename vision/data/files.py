@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from harness.config.errors import ConfigError, first_line
+from harness.run.checkpoint import reading
 
 
 def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, dataset: str) -> Path:
@@ -54,7 +55,7 @@ def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, da
 
 def md5_of(path: Path) -> str:
     """Return the MD5 checksum of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "md5").hexdigest()
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
 from harness.config.paths import Place, expanded
+from harness.run.checkpoint import reading
 from vision.data.files import fetch, md5_of
 from vision.data.images import ImageData, Statistics
 
@@ -190,16 +191,19 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray:
         dimensions: the number of dimensions that the array must have.
 
     Raises:
-        ConfigError: the file cannot be read, is of another format, or has too few or too many bytes.
+        ConfigError: the file is of another format, or has too few or too many bytes.
+        TrainingError: it cannot be read at the moment.
     """
     return _array(path, _unpacked(path), dimensions)
 
 
 def _unpacked(path: Path) -> bytes:
     """Return the content of a file, unpacked if it is a .gz file."""
+    with reading(path):
+        content = path.read_bytes()
     try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}): remove it and get it again") from error
 
 

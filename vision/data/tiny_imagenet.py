@@ -5,6 +5,7 @@ from pathlib import Path
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
 from harness.config.paths import Place, expanded
+from harness.run.checkpoint import content_of, reading
 from vision.data.decode import decoded
 from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics
@@ -72,10 +73,10 @@ def load_tiny_imagenet(
 def _lines(folder: Path, name: str) -> list[str]:
     """Return the non-empty lines of a text file of the data set; raise a ConfigError if there are none."""
     try:
-        lines = [line for line in (folder / name).read_text().splitlines() if line.strip()]
-    except FileNotFoundError:
-        lines = []
-    except (OSError, UnicodeDecodeError) as error:
+        with reading(folder / name):
+            content = content_of(folder / name) or b""
+        lines = [line for line in content.decode().splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{folder / name} cannot be read ({error}): {_how_to_repair(folder)}") from error
     if not lines:
         raise ConfigError(f"{folder / name} is missing or empty: {_how_to_repair(folder)}")

@@ -41,7 +41,7 @@ def takes_numbers(
     by_name: Mapping[str, Sequence[float]] | None = None,
     either: int | float = 1,
     free: dict[str, Any] | None = None,
-    unannotated=0.5,  # noqa: ANN001 (as in many libraries)
+    unannotated=0.5,
     number: int = 1,
 ) -> None:
     """A class of a user's own stands for this."""
