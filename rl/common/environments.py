@@ -224,6 +224,8 @@ def check_continuous(name: str, space: Any) -> Box:
             raise ConfigError(
                 f"{where}: SAC needs finite bounds; give the Box of the environment's actions a low and a high"
             )
+        if width[number] < 0:
+            raise ConfigError(f"{where}: its lowest value is above its highest")
         if width[number] == 0:
             raise ConfigError(f"{where}: it cannot be chosen, and would count in the policy's entropy: leave it out")
     return space
@@ -248,6 +250,7 @@ class Environment:
     Attributes:
         size: numbers in an observation.
         limit: steps after which an episode is truncated; None if the environment does not say.
+        masks_actions: whether a `reset` has returned an `action_mask`, which says what actions are legal at present.
 
     Raises:
         ConfigError: observations are no vector of numbers.
@@ -258,6 +261,7 @@ class Environment:
         self.action_space: Space[Any] = _space_of(name, env, "action_space")
         self.size, self.limit = observation_size(name, _space_of(name, env, "observation_space")), time_limit(env)
         self._seed, self._steps = 0, 0  # of the episode
+        self.masks_actions = False
 
     @property
     def action_size(self) -> int:
@@ -274,6 +278,7 @@ class Environment:
         result = self._call("reset", lambda: self.env.reset(seed=seed))
         if not isinstance(result, tuple) or len(result) != 2:
             raise self._fault(f"reset returned {shown(result)}, not (observation, info)")
+        self.masks_actions |= isinstance(result[1], dict) and "action_mask" in result[1]
         return self._checked_observation("reset", result[0])
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
@@ -431,6 +436,8 @@ def _try_copy(option: str, task: str, options: dict[str, Any], interface: Interf
             raise ConfigError(str(error)) from error.__cause__
         if not type(env.unwrapped).__module__.startswith("gymnasium."):
             remarks += check(name, env)
+    if copy.masks_actions:
+        log.warning("%s: its action_mask is not followed: illegal actions are taken, and learnt from, too", name)
     if remarks:
         log.warning("%s: gymnasium says: %s", name, "; ".join(dict.fromkeys(remarks)))
     return copy.size, copy.action_space

@@ -123,6 +123,28 @@ def test_actions_that_an_agent_cannot_choose_are_refused(program: Program, space
     assert said in refusal(program, lambda: Own(space))
 
 
+def test_a_lowest_action_above_the_highest_is_refused() -> None:
+    """Gymnasium's Box refuses it where it is made, and not where its bounds are set afterwards."""
+    space = Box(-1, 1, (2,), np.float32)
+    space.low = np.float32([-1, 2])
+    said = refusal(SAC, lambda: Own(space, show=lambda steps: np.zeros(3, np.float32)))
+    assert "number 1 of an action is in [2.0, 1.0]: its lowest value is above its highest" in said
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_mask_of_legal_actions_is_not_followed_and_this_is_said(
+    masked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Masked(Own):
+        def reset(self, **options: Any) -> Any:
+            shown, info = super().reset(**options)
+            return shown, info | ({"action_mask": np.array([1, 0], np.int8)} if masked else {})
+
+    name = register(lambda: Masked(Discrete(2)), 100)
+    Classic(name, 2)
+    assert caplog.text.count(f"env.game={name}: its action_mask is not followed") == masked
+
+
 TYPES = [np.float64, np.float32, np.float16, np.int64, np.int8, np.uint8, np.bool_]
 
 
