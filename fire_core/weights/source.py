@@ -850,7 +850,7 @@ class _Reading:
             yield from [Rest()] if items is None else items
 
     def _renumbered(self, value: Any, *expression: Any) -> Any:
-        """The value of an operation, which is another tensor than its operands even where it is followed as one."""
+        """Return the value of an operation with a number of its own, also if it is followed as one of its operands."""
         return self.reader.numbered(altered(value) if isinstance(value, Flow) else value, *expression)
 
     def _comprehension(self, loops: Sequence[ast.comprehension], element: ast.expr, node: ast.AST) -> list[Any]:
@@ -971,7 +971,7 @@ class _Reading:
         return noted
 
     def _changed(self, value: Any, node: ast.AST) -> Any:
-        """A weight that something was done to before any product."""
+        """Return a weight with the place where it was changed before any product; an unknown value for all others."""
         if isinstance(value, Weight):
             return replace(value, changed=value.changed or place(self.context.filename, getattr(node, "lineno", 0)))
         return Unknown(_axes_of([value]))
@@ -1374,7 +1374,7 @@ class _Reading:
     # ----------------------------------------------------------------------------------------------- torch's operations
 
     def _operation(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """A function of torch, or a method of a tensor; `args[0]` is the tensor."""
+        """Return the result of a function of torch, or of a method of the tensor `args[0]`."""
         given = [*args, *kwargs.values()]
         name = {"rmul": "mul", "imul": "mul", "multiply": "mul", "radd": "add", "iadd": "add", "subtract": "sub"}.get(
             name, name
@@ -1542,7 +1542,7 @@ class _Reading:
         return Unknown(notes=notes)
 
     def _join(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Parts that are put together again are one output again."""
+        """Return the result of `cat`, `stack` and the like: parts put together again are one output."""
         given = [*args, *kwargs.values()]
         if name == "where":
             for slot, value in enumerate(given):
@@ -1559,13 +1559,15 @@ class _Reading:
         return altered(joined, axes=flow.axes if len(origins) == 1 and name != "stack" else None)
 
     def _put_together(self, pieces: Sequence[Any], is_along: bool | None, is_stack: bool) -> Any:
-        """What several tensors in one are. Where the parts of a layer's output are complete again, what each of them
-        was combined with was one operation on the whole output.
+        """Return one tensor that several tensors are put together in.
+
+        If all parts of a layer's output are together again, their notes are dropped: what each part was combined with
+        was one operation on the whole output.
 
         Args:
             pieces: the tensors.
-            is_along: whether they lie along the feature axis; None if that is not known.
-            is_stack: whether only a view puts them in one row.
+            is_along: whether they are joined along the feature axis; None: not known.
+            is_stack: whether they are along a new axis, so that only a view joins them.
         """
         notes, flows = _notes_of(pieces), _flows(pieces)
         is_complete = all(_is_complete(key, pieces, is_along) for key in {note.key for note in notes})
@@ -1578,7 +1580,7 @@ class _Reading:
         return replace(_joined(flows), notes=notes, is_stacked=is_complete and is_stack)
 
     def _cut(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """`chunk`, `split` and their like."""
+        """Return the parts that `chunk`, `split` or a similar function cuts a tensor into."""
         plain = {"unbind": 0, "hsplit": 1, "dsplit": 2, "vsplit": 0}
         if name == "unbind":
             dim = kwargs.get("dim", args[0] if args else 0)
@@ -1619,7 +1621,7 @@ class _Reading:
         return self.reader._take(flow, axis, which, "slice", node, self.context)
 
     def _view(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any]) -> Flow:
-        """A view: where the feature axis goes."""
+        """Return the result of a view, whose axes say where the features are now."""
         if flow.is_stacked and name in _PUT_TOGETHER:
             flow = altered(flow, notes=frozenset(), is_stacked=False)
         if flow.axes is None:
@@ -1697,25 +1699,25 @@ class _Reading:
         return _unplaced(flow)
 
     def _rows(self, flow: Flow) -> int | None:
-        """How many features a flow of one layer has; None for a part, or where it is not known."""
+        """Return the number of features of a whole output of one layer; None for a part, or if it is not known."""
         keys = {key for key, part in flow.origins}
         parts = [part for _, part in flow.origins if part]
         return self.reader.rows.get(keys.pop()) if len(keys) == 1 and not parts else None
 
 
 class _Same(Parts):
-    """What is given where a tensor is cut along an axis that holds no features."""
+    """The parts of a cut along an axis that holds no features: each carries what the tensor carries."""
 
     def __init__(self, flow: Flow) -> None:
         super().__init__(flow, None, -1)
 
 
 class _Unbound(Parts):
-    """What `unbind` gives: the axis is gone."""
+    """The parts that `unbind` returns, which no longer have the axis."""
 
 
 class _Spot(ast.AST):
-    """A place in a file as a node."""
+    """A place in a file, with the attributes of a syntax node that say where it is."""
 
     def __init__(self, where: Any) -> None:
         super().__init__()
