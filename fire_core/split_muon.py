@@ -25,6 +25,7 @@ from fire_core.weights import distributed, exchange
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
+from fire_core.weights.output_layers import networks_within, parts_of
 from fire_core.weights.topology import RAW, Surroundings, is_linear, is_named_table, outputs, unwrap, width
 
 MOST_CHANNELS = 4  # of what a convolution reads that no layer made: gray, stereo, colours, colours and depth
@@ -102,7 +103,9 @@ def tower_inputs(model: nn.Module) -> set[Any]:
     made = {outputs(layer) for layer in layers} | {
         module.embedding_dim for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     }
-    first = {next((part for part in child.modules() if is_linear(part)), None) for child in unwrap(model).children()}
+    wrapped = [network.module for network in networks_within(unwrap(model))]
+    parts = [*wrapped, *(part.module for network in (unwrap(model), *wrapped) for part in parts_of(network))]
+    first = {next((layer for layer in part.modules() if is_linear(layer)), None) for part in parts}
     found = set()
     for layer in layers:
         inputs = width(layer)

@@ -30,6 +30,7 @@ from fire_core.weights import topology
 from fire_core.weights.code import forward_of, is_torchs
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
+from fire_core.weights.output_layers import output_weights
 from fire_core.weights.read import equals_plain, read_module, read_pass
 from fire_core.weights.source import LayerUse, SourceReader
 from fire_core.weights.topology import FUSED, Use, projections_in_name, unwrap, width
@@ -68,7 +69,10 @@ class Reader:
         self.uses = topology.uses_of(self.model)
         # All by `id` of a parameter: what the source tells; cuts seen in the pass on the example, and those seen by
         # products alone; and the weights that took part in a product of matrices there (None: there was no pass).
-        self.code = SourceReader(self.model).uses
+        source = SourceReader(self.model)
+        self.code = source.uses
+        named = {id(p) for p, uses in self.uses if any(topology.is_called_head(use) for use in uses if not use.is_raw)}
+        self.output_weights = output_weights(self.model, source, named)
         self.seen: dict[int, Cut] = {}
         self.products: dict[int, Cut] = {}
         self.multiplied: set[int] | None = None
@@ -106,6 +110,8 @@ class Reader:
         # Of a tied weight, a layer tells more than the place where it is a raw parameter or an embedding.
         use = next((use for use in uses if not use.is_raw), uses[0])
         kind, role, reason = topology.classify(use, parameter, any(u.is_raw for u in uses))
+        if role in ("mlp", "dense") and id(parameter) in self.output_weights:
+            role = "head"
         names = tuple(dict.fromkeys(u.name for u in uses))
         matching = (blocks for name in names for pattern, blocks in self.blocks.items() if fnmatchcase(name, pattern))
         blocks: Declared | None = next(matching, None)

@@ -36,6 +36,7 @@ Signature = set[tuple[Any, ...]]  # the operations that a part meets
 MOST_NESTED = 24  # calls within each other that are followed
 MOST_NODES = 200_000  # of the syntax tree, for each module from which reading starts
 STRICT = False  # whether an error in reading is raised, as in the tests, or the module left to the other ways
+MOST_ADDED = 8  # layers whose sum is looked at as the output of a network, not as a stream through many blocks
 MOST_TURNS = 4  # of a loop over a known number of turns without modules
 
 FEATURES, SHARE, OTHER, MIXED, UNSURE = "F", "f", "o", "m", "?"  # kinds of axes: of all features, of a part of them
@@ -72,6 +73,7 @@ class Flow:
         notes: what parts were combined with, which does not count before the result is used.
         calls: (weight, number of the output that was cut) of its parts.
         is_stacked: whether parts are side by side along a new axis, so that a view would put them together again.
+        steps: the names of the functions of each number by itself that it went through since the layer.
         number: a number that equal expressions share; 0 if it has none yet.
     """
 
@@ -81,6 +83,7 @@ class Flow:
     notes: Notes = frozenset()
     calls: frozenset[tuple[int, int]] = frozenset()
     is_stacked: bool = False
+    steps: frozenset[str] = frozenset()
     number: int = field(default=0, compare=False)
 
 
@@ -252,11 +255,15 @@ class SourceReader:
         self.in_turn: set[nn.Module] = set()  # lists of modules that are called one after the other
         self.reads_input: set[int] = set()  # weights of layers that are given what no layer made
         self.rows: dict[int, int] = {}  # features of each layer
+        self.results: dict[nn.Module, list[Flow]] = {}  # what each module returns
+        self.inputs: dict[nn.Module, set[int]] = {}  # the numbers of what each module is given
+        self.added: dict[int, set[int]] = {}  # the numbers of what was added to the output of a layer
         self._numbers: dict[tuple[Any, ...], int] = {}  # of expressions; see `number`
         for layer in filter(is_linear, model.modules()):
             weight = layer._parameters.get("weight")
             if weight is not None:
                 self.rows[id(weight)] = outputs(layer)
+        self._norms: set[int] = set()  # `id`s of modules
         self._entered: set[nn.Module] = set()
         self._nodes = 0
         self._depth = 0
@@ -387,7 +394,53 @@ class SourceReader:
 
     # ---------------------------------------------------------------------------------------------------- the modules
 
+    def is_consumed(self, key: int) -> bool:
+        """Whether another layer, a module with parameters or a product of matrices takes the output of a layer."""
+        return any(
+            operation[0] in ("layer", "call") or operation[0] in _PRODUCTS or self._module_of(operation) is not None
+            for operation in self._operations_of(key)
+        )
+
+    def feeds(self, key: int, modules: Iterable[nn.Module]) -> bool:
+        """Whether one of some modules, or a layer in one, takes the output of a layer."""
+        inside = {id(part) for module in modules for part in module.modules()}
+        return any(
+            operation[0] in ("module", "layer") and operation[1] in inside for operation in self._operations_of(key)
+        )
+
+    def is_residual(self, key: int, module: nn.Module) -> bool:
+        """Whether the output of a layer is added to what the module around it was given."""
+        return not self.added.get(key, set()).isdisjoint(self.inputs.get(module, ()))
+
+    def steps_after(self, key: int) -> set[str]:
+        """The names of activations and norms that come after a layer."""
+        names: set[str] = set()
+        for operation in self._operations_of(key):
+            if operation[0] == "module" and operation[1] in self._norms:
+                names.add("norm")
+            elif operation[0] == "module" and isinstance(operation[1], str):
+                names.add(operation[1].lower())
+            elif _is_elementwise(str(operation[0])) and operation[0] not in _PRODUCTS:
+                names.add(str(operation[0]))
+        return names
+
+    def _operations_of(self, key: int) -> list[tuple[Any, ...]]:
+        return [operation for signature in self._use(key).signatures.values() for operation in signature]
+
+    def _module_of(self, operation: tuple[Any, ...]) -> int | None:
+        """The `id` of the module with parameters, no norm, that an operation is a call of."""
+        is_call = operation[0] == "module" and isinstance(operation[1], int) and operation[1] not in self._norms
+        return int(operation[1]) if is_call else None
+
     def _call_module(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any], node: ast.AST | None) -> Any:
+        """What a module returns; it is noted, and what it was given."""
+        given = [value for value in (*args, *kwargs.values()) if _is_tensor(value)]
+        self.inputs.setdefault(module, set()).update(map(self.number, given))
+        result = self._result_of(module, args, kwargs, node)
+        self.results.setdefault(module, []).extend(_flows(result))
+        return result
+
+    def _result_of(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any], node: ast.AST | None) -> Any:
         self._entered.add(module)
         given = [*args, *kwargs.values()]
         if is_linear(module):
@@ -397,7 +450,8 @@ class SourceReader:
             return self._call_torch_module(module, args, kwargs, node)
         if _is_norm(module):
             self._meet(given, "module", id(module))
-            return given[0] if given and isinstance(given[0], Flow) else Unknown(_axes_of(given[:1]))
+            self._norms.add(id(module))
+            return _stepped(given[0], "norm") if given and isinstance(given[0], Flow) else Unknown(_axes_of(given[:1]))
         source = source_of(function)
         if source is None:
             self._escape(given, "module", id(module))
@@ -465,7 +519,9 @@ class SourceReader:
         if isinstance(module, nn.Sequential):
             for child in module.children():
                 value = self._call_module(child, [value], {}, node)
-            return value
+            # With a list or a mapping of modules in it, it only holds what others call.
+            runs = all(forward_of(child)[0] is not nn.Module.forward for child in module.children())
+            return value if runs else Unknown()
         if isinstance(module, nn.GLU):
             self._halves(value, module.dim, (id(module), "GLU"), node)
             return value
@@ -481,9 +537,14 @@ class SourceReader:
             self._entered.add(child)
             if is_linear(child) and (weight := child._parameters.get("weight")) is not None:
                 self._use(id(weight)).calls += 1
-        self._meet([*args, *kwargs.values()], "module", id(module) if _has_parameters(module) else name)
         keeps = "activation" in type(module).__module__ or "pooling" in type(module).__module__ or _is_norm(module)
-        return value if keeps and not isinstance(module, nn.MultiheadAttention) else Unknown()
+        keeps = keeps and not isinstance(module, nn.MultiheadAttention)
+        note = self._pass_through if keeps else self._meet
+        note([*args, *kwargs.values()], "module", id(module) if _has_parameters(module) else name)
+        if _is_norm(module):
+            self._norms.add(id(module))
+        step = "norm" if _is_norm(module) else name.lower()
+        return _stepped(value, step) if keeps else Unknown()
 
     def _halves(self, value: Any, dim: Any, where: Any, node: ast.AST | None, context: Context | None = None) -> None:
         """A gated linear unit takes two halves."""
@@ -953,7 +1014,8 @@ class _Reading:
             side = next(i for i, value in enumerate(values) if value is flows[0])
             other = next((value for value in values if value is not flows[0]), None)
             flows = [self._beside(flows[0], name, other, side)]
-        return _joined(flows, _notes_of(values))
+        joined = _joined(flows, _notes_of(values))
+        return joined if is_sum or is_product else _stepped(joined, name)
 
     def _meet_own_sum(self, first: Flow, second: Flow, node: ast.AST) -> None:
         """Record for `x + w * (y - x)` that x meets a sum which contains x already, and y does not."""
@@ -966,7 +1028,12 @@ class _Reading:
         """A flow with the note that it was combined with another tensor; numbers leave no note."""
         if not _is_tensor(other):
             return flow
-        name = {"Sub": "Add"}.get(name, name) if name != "Div" else f"Div {side}"
+        if name in ("Add", "Sub"):
+            name = "Add"
+            for key, _ in flow.origins if len(flow.origins) < MOST_ADDED else ():
+                self.reader.added.setdefault(key, set()).add(self.reader.number(other))
+            flow = flow if isinstance(other, Flow) else _stepped(flow, "added")
+        name = f"Div {side}" if name == "Div" else name
         noted: Flow = self.reader.noted(flow, name, self.reader.number(other))
         return noted
 
@@ -1428,7 +1495,7 @@ class _Reading:
         if name in _SAME:
             return first
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
-        is_elementwise = name in _ELEMENTWISE or name in dir(nn.functional)
+        is_elementwise = _is_elementwise(name)
         note = self.reader._pass_through if is_elementwise and len(_flows(given)) == 1 else self.reader._meet
         for slot, value in enumerate(given):
             if isinstance(value, Flow):
@@ -1436,6 +1503,7 @@ class _Reading:
         beside = [self.reader.number(value) for value in given if value is not first and _is_tensor(value)]
         if beside:
             first = self.reader.noted(first, name, *beside)
+        first = _stepped(first, name)
         return altered(first) if is_elementwise else _without_axes(first)
 
     def _arithmetic(self, name: str, given: list[Any], node: ast.AST) -> Any:
@@ -1803,6 +1871,16 @@ def _with_notes(value: Any, notes: Notes) -> Any:
     return type(value)(_with_notes(item, notes) for item in value) if type(value) in (tuple, list) else value
 
 
+def _is_elementwise(name: str) -> bool:
+    """Whether a function of torch leaves the features where they are."""
+    return name in _ELEMENTWISE or hasattr(nn.functional, name)
+
+
+def _stepped(value: Any, step: str) -> Any:
+    """A tensor to which something more was done, number by number."""
+    return replace(value, steps=value.steps | {step}) if isinstance(value, Flow) else value
+
+
 def _is_tensor(value: Any) -> bool:
     """Return whether a value is a tensor, or may be one."""
     return isinstance(value, (Flow, Unknown, Weight, Tensor))
@@ -2032,7 +2110,8 @@ def _joined(flows: Sequence[Flow], notes: Notes = frozenset()) -> Flow:
         axes = next((flow.axes for flow in flows if flow.axes is not None), None)
     notes = notes.union(*(flow.notes for flow in flows))
     calls = frozenset().union(*(flow.calls for flow in flows))
-    return Flow(origins, axes, flows[0].is_open, notes, calls)
+    steps = frozenset().union(*(flow.steps for flow in flows))
+    return Flow(origins, axes, flows[0].is_open, notes, calls, steps=steps)
 
 
 def _common(parts: Sequence[Part]) -> Part:
@@ -2058,6 +2137,7 @@ def _either(first: Any, second: Any) -> Any:
             first.is_open,
             first.notes | second.notes,
             first.calls | second.calls,
+            steps=first.steps | second.steps,
         )
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)) and len(first) == len(second):
         return type(first)(_either(a, b) for a, b in zip(first, second, strict=True))

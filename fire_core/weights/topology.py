@@ -445,7 +445,7 @@ def role_of(use: Use, tied: bool) -> str:
         return projections_in_name(leaf)[:1] or "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"
-    if (tied and use.attribute == "weight") or _is_head(use):
+    if (tied and use.attribute == "weight") or is_called_head(use):
         return "head"
     if len(use.around.layers(holder)) > 1:
         return "mlp"
@@ -491,7 +491,7 @@ def _is_adapter(use: Use) -> bool:
     return bool(with_adapter) and names[with_adapter[-1]] != "base_layer"
 
 
-def _is_head(use: Use) -> bool:
+def is_called_head(use: Use) -> bool:
     """Return whether a parameter is of one of a network's last layers, by its name or because the network says so."""
     names = use.name.split(".")
     if _HEAD & {*names} or not use.around.output_layers.isdisjoint(use.path):

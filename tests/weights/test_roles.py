@@ -81,6 +81,154 @@ def test_the_output_layers_of_stable_baselines3_are_heads():
     assert heads == outputs
 
 
+# ----------------------------------------------------------------------------- output layers that have no name as such
+
+
+def mlp(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
+class Actor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 32), nn.Linear(32, 32)
+        self.mean, self.log_std = nn.Linear(32, 2), nn.Linear(32, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.second(self.first(x).relu()).relu()
+        return self.mean(h).tanh(), self.log_std(h)
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(7, 32), nn.Linear(32, 32), nn.Linear(32, 1)
+
+    def forward(self, x: torch.Tensor, action: torch.Tensor) -> torch.Tensor:
+        return self.third(self.second(self.first(torch.cat([x, action], -1)).relu()).relu())
+
+
+class Unlike(nn.Module):
+    """An actor in a mapping, a critic as an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets, self.critic = nn.ModuleDict({"actor": mlp(5, 2)}), mlp(7, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        action = self.nets["actor"](x)
+        return action, self.critic(torch.cat([x, action], -1))
+
+
+class Agent(nn.Module):
+    """Networks without a forward pass of their holder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor, self.critics = Actor(), nn.ModuleList([Critic(), Critic()])
+
+
+class Autoencoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = mlp(10, 3), mlp(3, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.encoder(x))
+
+
+class Variational(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = mlp(10, 32)[:4], mlp(3, 10)
+        self.mean, self.spread = nn.Linear(32, 3), nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        h = self.encoder(x)
+        mean, spread = self.mean(h), self.spread(h)
+        return self.decoder(mean + torch.randn_like(mean) * spread.exp()), mean, spread
+
+
+class Dueling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
+        self.value, self.gain = nn.Linear(32, 1), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.trunk(x)
+        gain = self.gain(h)
+        return self.value(h) + gain - gain.mean(-1, keepdim=True)
+
+
+HEADS = {
+    Unlike: {"nets.actor.4", "critic.4"},
+    Agent: {"actor.mean", "actor.log_std", "critics.0.third", "critics.1.third"},
+    Autoencoder: {"encoder.4", "decoder.4"},
+    Variational: {"mean", "spread", "decoder.4"},
+    Dueling: {"value", "gain"},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("wrap", [lambda model: model, Wrapped, nn.DataParallel], ids=["bare", "Lightning", "parallel"])
+def test_every_networks_output_layer_is_a_head_and_not_muons(kind, wrap):
+    model = wrap(kind())
+    inside = next(module for module in model.modules() if isinstance(module, kind))
+    heads = {id(inside.get_submodule(name).weight) for name in HEADS[kind]}
+    found = {id(entry.parameter) for entry in resolve(model) if entry.role == "head" and entry.kind == "matrix"}
+    assert found == heads
+    hidden = {id(p) for group in muon_groups(model).muon for p in group["params"]}
+    assert hidden.isdisjoint(heads)
+    inputs = {id(layer.weight) for layer in model.modules() if isinstance(layer, nn.Linear) and layer.in_features > 3}
+    middle = {id(p) for p in model.parameters() if p.shape == (32, 32)}
+    assert middle <= hidden
+    assert hidden.isdisjoint(inputs - middle - {id(p) for p in model.parameters() if p.shape[-1] == 32})
+
+
+class Residual(nn.Module):
+    """Blocks, and the sum of what they put out: a body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.far = mlp(8, 8), mlp(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.near(x)
+        return x + self.far(x)
+
+
+class InARow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([mlp(8, 8) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class Trunk(nn.Module):
+    """What reads a trunk are networks of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
+        self.actor, self.critic = (nn.Sequential(nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, n)) for n in (2, 1))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.trunk(x)
+        return self.actor(h), self.critic(h)
+
+
+@pytest.mark.parametrize(
+    ("kind", "heads"), [(Residual, set()), (InARow, {"blocks.2.4"}), (Trunk, {"actor.2", "critic.2"})]
+)
+def test_a_hidden_layer_at_the_end_of_a_part_is_no_head(kind, heads):
+    assert {name.removesuffix(".weight") for name, role in roles(kind()).items() if role == "head"} == heads
+
+
 # ------------------------------------------------------------------------------------------------------------ routers
 
 

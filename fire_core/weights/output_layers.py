@@ -1,0 +1,116 @@
+"""Which layers put out what a network is for, read off the source of its forward passes.
+
+A name such as `head` or `classifier` says it, but many networks have none. What a forward pass returns of one layer as
+it is, or only squashed, is put out by that layer. A module may wrap several networks, an actor and a critic, an encoder
+and a decoder; each has its own output layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from typing import NamedTuple
+
+from torch import nn
+
+from fire_core.weights.code import forward_of, is_torchs
+from fire_core.weights.source import SourceReader
+from fire_core.weights.topology import is_dense, is_linear, outputs, width, words
+
+# What comes after a hidden layer: an activation of such layers, a norm, the sum with what the block was given.
+_HIDDEN = words(
+    "norm layer_norm rms_norm batch_norm group_norm instance_norm added relu relu6 gelu silu mish elu selu celu "
+    "leakyrelu leaky_relu prelu rrelu hardswish"
+)
+
+
+class Network(NamedTuple):
+    """A network that another module wraps: itself, and the list of modules in which it lies, if it lies in one."""
+
+    module: nn.Module
+    row: nn.Module | None
+
+
+def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set[int]:
+    """The `id`s of the weights of linear layers that put out what a network is for.
+
+    Args:
+        model: without wrappers.
+        code: what was read of it.
+        named: weights of layers that are called a head: a network with one of them has no other output layers.
+    """
+    if isinstance(model, nn.ModuleList):
+        return set()  # of networks side by side, or of blocks in a row: nothing says so
+    wrapped = list(networks_within(model))
+    free = [network for network in wrapped or [Network(model, None)] if named.isdisjoint(_weights_of(network.module))]
+    is_run = forward_of(model)[0] is not nn.Module.forward
+    found: set[int] = set()
+    for network in free:
+        alike = [other.module for other in wrapped if other.row is network.row is not None and _alike(other, network)]
+        is_part = bool(wrapped) and is_run
+        found |= _outputs_of(network.module, code, _weights_of(network.module), is_part, alike)
+    if wrapped and is_run and free:
+        found |= _outputs_of(model, code, set().union(*(_weights_of(network.module) for network in free)), False, [])
+    return found
+
+
+def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator[Network]:
+    """The networks that a module only wraps: it has no layers and no matrices of its own, and each part has several."""
+    parts = list(parts_of(module))
+    held = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.ndim > 1]
+    if held or not parts or any(sum(map(is_linear, part.module.modules())) < 2 for part in parts):
+        return
+    for part in parts:
+        inside = list(networks_within(*part)) if not isinstance(part.module, nn.Sequential) else []
+        yield from inside or [part]
+
+
+def parts_of(module: nn.Module) -> Iterator[Network]:
+    """The children of a module that have parameters; of lists and mappings of modules theirs."""
+    for child in module.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) and is_torchs(type(child)):
+            yield from (Network(part, child) for part, _ in parts_of(child))
+        elif any(True for _ in child.parameters()):
+            yield Network(child, module if isinstance(module, nn.Sequential) else None)
+
+
+def _alike(first: Network, second: Network) -> bool:
+    return first.module is not second.module and _sizes(first.module) == _sizes(second.module)
+
+
+def _sizes(module: nn.Module) -> list[tuple[int, int]]:
+    return [(outputs(layer), width(layer)) for layer in module.modules() if is_linear(layer)]
+
+
+def _weights_of(network: nn.Module) -> set[int]:
+    return {id(layer.weight) for layer in network.modules() if is_dense(layer)}
+
+
+def _outputs_of(
+    network: nn.Module, code: SourceReader, weights: Set[int], is_part: bool, alike: list[nn.Module]
+) -> set[int]:
+    """The weights of a network's output layers.
+
+    Args:
+        network: a module.
+        code: what was read of the model.
+        weights: of its linear layers.
+        is_part: whether another forward pass uses what it returns.
+        alike: modules of one list with it that are built alike: blocks, if one reads what another one returns.
+    """
+    found: set[int] = set()
+    if is_linear(network):
+        return found
+    for flow in code.results.get(network, ()):
+        keys = {key for key, _ in flow.origins}
+        steps = flow.steps.union(*(code.steps_after(key) for key in keys)) if is_part else flow.steps
+        if not keys <= weights or steps & _HIDDEN:
+            continue
+        used = {key for key in keys if code.is_consumed(key)}
+        if len(keys) > 1:  # the value and the advantages of a dueling network
+            found |= keys if not used else set()
+            continue
+        hidden_steps = {step for key in weights - keys for step in code.steps_after(key)}
+        is_hidden = used and steps & hidden_steps
+        is_block = is_part and any(code.is_residual(key, network) or code.feeds(key, alike) for key in keys)
+        found |= keys if not is_hidden and not is_block else set()
+    return found
