@@ -14,7 +14,7 @@ from harness.config.errors import ConfigError, TrainingError
 from vision.data.decode import decode
 from vision.data.files import md5_of
 from vision.data.mnist import read_idx
-from vision.data.tiny_imagenet import _lines
+from vision.data.tiny_imagenet import lines_of
 
 SIZE = 16
 RGB = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
@@ -81,7 +81,7 @@ def test_an_error_of_reading_is_not_taken_for_damage(tmp_path, monkeypatch, numb
     for reads in (
         lambda: read(file),
         lambda: read_idx(file, 3),
-        lambda: _lines(tmp_path, file.name),
+        lambda: lines_of(tmp_path, file.name),
         lambda: md5_of(file),
     ):
         with pytest.raises(TrainingError, match=f"^cannot read {file} .{os.strerror(number)}"):

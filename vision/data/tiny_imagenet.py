@@ -47,15 +47,15 @@ def load_tiny_imagenet(
     """
     base = expanded(root)
     folder = unpacked(base / NAME, base / f"{NAME}.zip", url, md5, download, "tinyimagenet")
-    classes = sorted(line.split()[0] for line in _lines(folder, "wnids.txt"))
+    classes = sorted(line.split()[0] for line in lines_of(folder, "wnids.txt"))
     number = {wnid: i for i, wnid in enumerate(classes)}
     train = [
         (folder / "train" / wnid / "images" / line.split("\t")[0], number[wnid])
         for wnid in classes
-        for line in _lines(folder, f"train/{wnid}/{wnid}_boxes.txt")
+        for line in lines_of(folder, f"train/{wnid}/{wnid}_boxes.txt")
     ]
     test = []
-    for line in _lines(folder, "val/val_annotations.txt"):
+    for line in lines_of(folder, "val/val_annotations.txt"):
         file, wnid, *_ = [*line.split("\t"), ""]
         if wnid not in number:
             raise ConfigError(
@@ -70,8 +70,16 @@ def load_tiny_imagenet(
     return ImageData.of(*decoded(train, test, SIZE, 3, cache_file), len(classes), test_statistics)
 
 
-def _lines(folder: Path, name: str) -> list[str]:
-    """Return the non-empty lines of a text file of the data set; raise a ConfigError if there are none."""
+def lines_of(folder: Path, name: str) -> list[str]:
+    """Return the non-empty lines of a text file of the data set.
+
+    Args:
+        folder: the unpacked data set.
+        name: path of the file in `folder`.
+
+    Raises:
+        ConfigError: the file is missing, empty, or not readable as text.
+    """
     try:
         with reading(folder / name):
             content = content_of(folder / name) or b""
