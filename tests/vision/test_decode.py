@@ -4,11 +4,12 @@ import builtins
 import errno
 import io
 import os
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from harness.config.errors import ConfigError, TrainingError
 from vision.data.decode import decode
@@ -36,6 +37,34 @@ def test_orientation_is_applied(tmp_path, orientation, turns):
         stored = np.rot90(upright, turns)  # as the camera had it
         Image.fromarray(np.repeat(stored[..., None], 3, 2)).save(path, exif=exif, quality=100)
         assert np.abs(read(path, 1).astype(int) - upright).mean() < 5, suffix
+
+
+@pytest.mark.parametrize("orientation", [*range(10), 274])
+def test_every_orientation_is_that_of_pillow(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(RGB).save(tmp_path / "turned.png", exif=exif)
+    with Image.open(tmp_path / "turned.png") as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(read(tmp_path / "turned.png"), expected)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, of each damaged entry
+def test_unusual_exif_entries_neither_end_the_reading_nor_change_pixels(tmp_path):
+    """A text stands under another number, or is of another type, as some cameras write it; the orientation stays."""
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010E] = 6, "text"
+    path = tmp_path / "camera.jpg"
+    Image.fromarray(RGB).save(path, exif=exif)
+    whole, expected = path.read_bytes(), read(path)
+    entry = whole.index(b"Exif\0\0") + 6 + 10  # of the text, behind the header and the number of entries
+    assert whole[entry : entry + 4] == b"\x01\x0e\x00\x02"
+    for number, kind in [(number, 2) for number in (*range(0x0100, 0x0112), 0x8769, 0xA005)] + [
+        (0x010E, 7),
+        (0x010E, 1),
+    ]:
+        path.write_bytes(whole[:entry] + struct.pack(">HH", number, kind) + whole[entry + 4 :])
+        np.testing.assert_array_equal(read(path), expected)
 
 
 def test_transparent_pixels_are_white(tmp_path):

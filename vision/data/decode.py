@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from filelock import FileLock
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -25,6 +25,16 @@ log = logging.getLogger(__name__)
 # The formats of torchvision's ImageFolder. Pillow would start external programs for some others (EPS).
 FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 BACKGROUND = (255, 255, 255)  # colour behind transparent pixels
+# What turns an image of each EXIF orientation upright; 1 is upright.
+OPERATIONS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 FORMAT = 5  # version of cached images; raise it when `decode` gives other pixels
 SPLITS = ("train_images", "test_images")  # names of the tensors in a cache file
 Samples = Sequence[tuple[Path, int]]  # files with their labels
@@ -54,10 +64,8 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
             if not files[i].is_file():  # opening a pipe or a device would wait
                 raise OSError("no regular file")
             with Image.open(files[i], formats=FORMATS) as file:
-                ImageOps.exif_transpose(file, in_place=True)
-                image = _without_transparency(file).convert("RGB" if in_channels == 3 else "L")
-        # Pillow raises all of these for files that are damaged or too large.
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+                image = _without_transparency(_upright(file)).convert("RGB" if in_channels == 3 else "L")
+        except Exception as error:  # for files that are damaged or too large Pillow raises errors of many classes
             if isinstance(error, OSError) and error.errno is not None:  # of the system: the image may be undamaged
                 with reading(files[i]):
                     raise
@@ -71,6 +79,17 @@ def decode(files: Sequence[Path], image_size: int, in_channels: int) -> Tensor:
         for _ in tqdm(results, total=len(files), desc="decode", unit="image", mininterval=1, disable=len(files) < 5000):
             pass
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image turned as its EXIF orientation says.
+
+    `ImageOps.exif_transpose` would also write the other EXIF entries anew, which fails where a camera has given one of
+    them an unusual type.
+    """
+    image.load()  # a PNG may have its EXIF behind the pixels
+    operation = OPERATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if operation is None else image.transpose(operation)
 
 
 def _without_transparency(image: Image.Image) -> Image.Image:
