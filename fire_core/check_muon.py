@@ -91,17 +91,17 @@ class MuonReport:
 
     @property
     def errors(self) -> list[MuonProblem]:
-        """Wrong updates."""
+        """Return the problems of rank "error": updates that are wrong."""
         return [problem for problem in self.problems if problem.rank == "error"]
 
     @property
     def notes(self) -> list[MuonProblem]:
-        """Choices, and what could not be read."""
+        """Return the problems of rank "note": choices, and what could not be read."""
         return [problem for problem in self.problems if problem.rank == "note"]
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error."""
+        """Return whether there is no problem of rank "error"."""
         return not self.errors
 
     def __bool__(self) -> bool:
@@ -158,7 +158,7 @@ def check_muon(
     """
     read = matrices(model, **options)
     holders = list(_holders(optimizer_or_groups))
-    checker = _Checker(model, read, holders, _masters(model, optimizer_or_groups, holders))
+    checker = _Checker(model, read, holders, _weights_by_master(model, optimizer_or_groups, holders))
     return checker.report()
 
 
@@ -178,7 +178,10 @@ class Holder(NamedTuple):
     place: str
 
     def trains_by_muon(self, parameter: Tensor) -> bool:
-        """Whether Muon trains a parameter of the group: as its state, else the group, else the class says."""
+        """Return whether Muon trains a parameter of the group.
+
+        The optimizer's state of the parameter says it; else the group; else the class of the optimizer.
+        """
         if self.optimizer is not None:
             says = self.optimizer.state.get(parameter, {})
             if isinstance(says, Mapping) and isinstance(says.get("use_muon"), bool):
@@ -186,7 +189,7 @@ class Holder(NamedTuple):
         if (said := is_marked(self.group)) is not None:
             return said
         if self.optimizer is None:
-            return True  # `_of_groups` has asked whether the other groups say who trains them
+            return True  # `_holders_of_groups` has asked whether the other groups say who trains them
         return is_muon_class(type(self.optimizer)) and parameter.ndim > 1
 
 
@@ -195,7 +198,7 @@ _WORDS = ("algorithm", "kind", "optimizer", "optim", "type")  # entries whose wo
 
 
 def is_marked(group: Mapping[str, Any]) -> bool | None:
-    """Whether a group says that Muon trains it, or that something else does; None if it does not say."""
+    """Return whether a group says that Muon trains it, or that something else does (False); None if it does not say."""
     for key in _FLAGS:
         if group.get(key) is not None:
             return bool(group[key])
@@ -210,30 +213,31 @@ def is_marked(group: Mapping[str, Any]) -> bool | None:
 
 
 def is_muon_class(kind: type) -> bool:
-    """Whether a class of optimizers is Muon or one of its kin, by the names of it and of those that it extends."""
+    """Return whether a class of optimizers is Muon or one of its kin, by its name and those of its base classes."""
     return any(_is_muon_word(base.__name__) for base in kind.__mro__)
 
 
 def _is_muon_word(word: str) -> bool:
+    """Return whether the name of a class or an algorithm contains "muon", or has a part that begins with "dion"."""
     return re.search(r"muon|(^|_)dion", word.lower()) is not None
 
 
 def _holders(given: Any) -> Iterator[Holder]:
-    """All groups that are given.
+    """Yield every group that is given, in whatever form, together with the optimizer that trains it.
 
     Raises:
         TypeError: something that is no optimizer and no group.
         ValueError: groups that do not say which of them Muon trains.
     """
     if _is_trainer(given):
-        yield from _of_optimizer(given, "optimizer")
+        yield from _holders_of_optimizer(given, "optimizer")
     elif isinstance(given, Mapping) and "params" not in given:
         for key, optimizer in given.items():
-            yield from _of_optimizer(optimizer, f"optimizers[{key!r}]")
+            yield from _holders_of_optimizer(optimizer, f"optimizers[{key!r}]")
     elif isinstance(given, tuple) and len(given) == 2 and _is_muon_groups(*given):
         muon, adam = given
         for i, group in enumerate(muon):
-            yield Holder(_parameters(group, i), group | {"use_muon": True}, None, f'muon[{i}]["params"]')
+            yield Holder(_parameters_of_group(group, i), group | {"use_muon": True}, None, f'muon[{i}]["params"]')
         yield Holder(list(adam), {"use_muon": False}, None, "adam")
     else:
         several = [given] if isinstance(given, Mapping) else given
@@ -243,26 +247,34 @@ def _holders(given: Any) -> Iterator[Holder]:
             raise TypeError("expected a list: an iterator could be read only once, here")
         parts = list(several)
         if parts and all(isinstance(part, Mapping) for part in parts):
-            yield from _of_groups(parts)
+            yield from _holders_of_groups(parts)
             return
         for i, part in enumerate(parts):
-            yield from _of_optimizer(part, f"optimizers[{i}]")
+            yield from _holders_of_optimizer(part, f"optimizers[{i}]")
 
 
 def _is_trainer(thing: Any) -> bool:
-    """Whether it is an optimizer, or holds some as one, without a state of its own."""
+    """Return whether a thing is an optimizer, or a wrapper with `param_groups` around optimizers, without a state."""
     return is_optimizer(thing) or (hasattr(thing, "param_groups") and bool(held_optimizers(thing)))
 
 
 def _is_muon_groups(muon: Any, adam: Any) -> bool:
-    """Whether these are the two lists of `muon_groups`."""
+    """Return whether two things are what `muon_groups` returns: a list of groups, and a list of parameters."""
     if not isinstance(muon, list) or not isinstance(adam, list) or not muon:
         return False
     return all(isinstance(group, Mapping) for group in muon) and all(isinstance(p, Tensor) for p in adam)
 
 
-def _of_optimizer(optimizer: Any, place: str) -> Iterator[Holder]:
-    """The groups of an optimizer; inside a wrapper those of what it holds."""
+def _holders_of_optimizer(optimizer: Any, place: str) -> Iterator[Holder]:
+    """Yield the groups of an optimizer; parameters of a wrapper's inner optimizers come with the inner one alone.
+
+    Args:
+        optimizer: of any class.
+        place: Python for it, in the names of the call: `optimizers[0]`.
+
+    Raises:
+        TypeError: it is no optimizer.
+    """
     if not _is_trainer(optimizer):
         hint = ""
         if isinstance(optimizer, Tensor | list | tuple):
@@ -288,7 +300,13 @@ def _of_optimizer(optimizer: Any, place: str) -> Iterator[Holder]:
     yield from walk(optimizer, place)
 
 
-def _of_groups(groups: Sequence[Mapping[str, Any]]) -> Iterator[Holder]:
+def _holders_of_groups(groups: Sequence[Mapping[str, Any]]) -> Iterator[Holder]:
+    """Yield groups that are given without their optimizer.
+
+    Raises:
+        TypeError: the parameters of a group cannot be read.
+        ValueError: a group does not say whether Muon trains it. This is allowed if any group has an `algorithm`.
+    """
     says = [is_marked(group) for group in groups]
     # dion and muonium take a group for Muon's unless its algorithm says otherwise; others insist on use_muon.
     by_algorithm = any("algorithm" in group for group in groups)
@@ -298,11 +316,19 @@ def _of_groups(groups: Sequence[Mapping[str, Any]]) -> Iterator[Holder]:
             "use_muon=True or use_muon=False into each group"
         )
     for i, group in enumerate(groups):
-        yield Holder(_parameters(group, i), group, None, f'groups[{i}]["params"]')
+        yield Holder(_parameters_of_group(group, i), group, None, f'groups[{i}]["params"]')
 
 
-def _parameters(group: Mapping[str, Any], number: int) -> list[Tensor]:
-    """The parameters of a group as somebody wrote it: a tensor, or several, with or without their names."""
+def _parameters_of_group(group: Mapping[str, Any], number: int) -> list[Tensor]:
+    """Return the parameters of a group as somebody wrote it: a tensor, or several, with or without their names.
+
+    Args:
+        group: has them under `params`.
+        number: the group's index, for the messages.
+
+    Raises:
+        TypeError: there are none, an iterator, which can be read only once, or something that is no tensor.
+    """
     params = group.get("params")
     if isinstance(params, Tensor):
         return [params]
@@ -317,8 +343,12 @@ def _parameters(group: Mapping[str, Any], number: int) -> list[Tensor]:
     return tensors
 
 
-def _masters(model: nn.Module, given: Any, holders: list[Holder]) -> dict[int, Tensor]:
-    """`id` of a copy of full precision that an optimizer trains in a weight's place -> the weight."""
+def _weights_by_master(model: nn.Module, given: Any, holders: list[Holder]) -> dict[int, Tensor]:
+    """Return the weight for each copy of full precision that an optimizer trains in its place, by the copy's `id`.
+
+    There are none if all parameters of the groups are the model's, or if it is unclear which weight a copy is of. Flat
+    copies of several weights are left out.
+    """
     own = {id(p) for p in model.parameters()}
     if all(id(p) in own for holder in holders for p in holder.parameters):
         return {}
@@ -336,7 +366,7 @@ class _Checker:
         model: the module.
         read: its matrices.
         holders: all groups.
-        masters: of `_masters`.
+        masters: of `_weights_by_master`.
     """
 
     def __init__(self, model: nn.Module, read: Matrices, holders: list[Holder], masters: Mapping[int, Tensor]) -> None:
@@ -362,23 +392,23 @@ class _Checker:
         self._heeding: dict[tuple[int, int], bool] = {}
 
     def report(self) -> MuonReport:
-        """The problems, errors first."""
+        """Return the report on all trainable parameters, with the errors first."""
         report, problems = MuonReport(), list[MuonProblem]()
         for p in self.model.parameters():
             if not p.requires_grad or p.numel() == 0:
                 continue
             places = self.places.get(id(p), [])
             by_muon = [holder for holder, is_muon in places if is_muon]
-            problems += self._membership(p, places)
+            problems += self._check_membership(p, places)
             for holder in {id(holder.group): holder for holder in by_muon}.values():
-                problems += self._under_muon(p, holder)
+                problems += self._check_under_muon(p, holder)
             if places and not by_muon and is_hidden(p, self.entries.get(p, []), self.outside):
                 message = "is a hidden matrix, and Muon does not train it"
-                problems.append(self._problem("note", "adam", p, message, self._to_muon(p, places[0][0])))
+                problems.append(self._problem("note", "adam", p, message, self._line_to_muon(p, places[0][0])))
             if places:
                 (report.muon if by_muon else report.other).append(clean_name(self.paths[id(p)]))
-            report.count += sum(_size(entry)[0] for entry in self.entries.get(p, [])) if by_muon else 0
-        problems += self._shared_memory()
+            report.count += sum(_count_and_shape(entry)[0] for entry in self.entries.get(p, [])) if by_muon else 0
+        problems += self._check_shared_memory()
         for holder, stranger in self.foreign:
             shape = " x ".join(map(str, stranger.shape))
             message = "is trained, and is no parameter of the model"
@@ -389,39 +419,47 @@ class _Checker:
 
     # ------------------------------------------------------------------------------------------------- in which groups
 
-    def _membership(self, p: Tensor, places: list[tuple[Holder, bool]]) -> Iterator[MuonProblem]:
+    def _check_membership(self, p: Tensor, places: list[tuple[Holder, bool]]) -> Iterator[MuonProblem]:
+        """Yield an error if no group holds a parameter, or if several do.
+
+        Args:
+            p: a trainable parameter.
+            places: the groups that hold it, each with whether Muon trains it there.
+        """
         if not places:
-            yield self._problem("error", "missing", p, "is in no group, so that nothing trains it", self._to_add(p))
+            yield self._problem(
+                "error", "missing", p, "is in no group, so that nothing trains it", self._line_to_add(p)
+            )
         elif len(places) > 1:
             where = listed(holder.place.removesuffix('["params"]') for holder, _ in places)
             message = f"is trained {len(places)} times in each step: it is in {where}"
-            yield self._problem("error", "twice", p, message, self._to_remove(p, places))
+            yield self._problem("error", "twice", p, message, self._line_to_remove(p, places))
 
-    def _shared_memory(self) -> Iterator[MuonProblem]:
-        """Two parameters in one memory are one weight with two updates."""
+    def _check_shared_memory(self) -> Iterator[MuonProblem]:
+        """Yield an error for each two parameters in one memory: they are one weight with two updates."""
         named = {clean_name(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         for first, second in overlapping(named.items()):
             if self.places.get(id(named[first])) and self.places.get(id(named[second])):
                 other = f"model.{second}"
-                line = f"{_attribute(other)} = {_attribute(f'model.{first}')}  # then build the groups anew"
+                line = f"{_indexed_path(other)} = {_indexed_path(f'model.{first}')}  # then build the groups anew"
                 message = f"shares its memory with {first}, so that one weight is trained twice in each step"
                 yield MuonProblem("error", "twice", second, message, line)
 
     # ------------------------------------------------------------------------------------------------------ under Muon
 
-    def _under_muon(self, p: Tensor, holder: Holder) -> Iterator[MuonProblem]:
-        """What is wrong with a parameter that Muon trains."""
+    def _check_under_muon(self, p: Tensor, holder: Holder) -> Iterator[MuonProblem]:
+        """Yield the problems of a parameter that Muon trains, as part of the group `holder`."""
         entries = self.entries.get(p, [])
-        if (reason := self._not_for_muon(p, entries)) is not None:
+        if (reason := self._why_not_for_muon(p, entries)) is not None:
             kind, message = reason
-            yield self._problem("error", kind, p, message, self._to_other(p, holder))
+            yield self._problem("error", kind, p, message, self._line_to_move(p, holder))
         elif not entries or entries[0].role in DOUBTFUL:
-            yield from self._doubts(p, entries, holder)
+            yield from self._check_doubtful(p, entries, holder)
         else:
-            yield from self._taken_wrongly(p, entries, holder)
+            yield from self._check_matrices(p, entries, holder)
 
-    def _not_for_muon(self, p: Tensor, entries: list[Entry]) -> tuple[str, str] | None:
-        """The kind and the words for a parameter that Muon is not for."""
+    def _why_not_for_muon(self, p: Tensor, entries: list[Entry]) -> tuple[str, str] | None:
+        """Return the kind and the message of the error if Muon is not for this parameter, else None."""
         name = clean_name(self.paths[id(p)])
         roles = {entry.role for entry in entries}
         kind = self.outside.get(id(p), "")
@@ -441,21 +479,21 @@ class _Checker:
             return "vector", "holds no matrix: it is a bias, a scale, or a stack of these"
         return None
 
-    def _doubts(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
-        """Parameters of which the reader does not know what matrices they hold."""
+    def _check_doubtful(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
+        """Yield the problems of a parameter if the reader does not know which matrices it holds."""
         name = clean_name(self.paths[id(p)])
         declare = f"check_muon(model, {holder.place.partition('.')[0].partition('[')[0]}, blocks={{{name!r}: (...)}})"
         declare = f"{declare}  # and the same blocks= for muon_groups"
         if not entries:
             message = f"is not read: {self.unread.get(name, 'a raw parameter of more than three dimensions')}"
-            yield self._problem("note", "raw", p, message, self._to_other(p, holder))
+            yield self._problem("note", "raw", p, message, self._line_to_move(p, holder))
         elif entries[0].role == "fused":
             if len(self._cuts(p, holder) or ()) < 2:  # else the caller has declared its parts
                 message = f"{entries[0].reason}; how its {entries[0].d_out} rows divide is not known"
                 yield self._problem("error", "unknown", p, message, declare)
         elif entries[0].role in ("changed", "unused"):
             message = f"is trained as it is stored, but {entries[0].reason}"
-            yield self._problem("note", "raw", p, message, self._to_other(p, holder))
+            yield self._problem("note", "raw", p, message, self._line_to_move(p, holder))
         elif entries[0].role == "other" and _is_whole(self._cuts(p, holder) or ()):
             raw = "is a raw parameter that no rule knows"
             behaviour = self._behaviour(p, holder)
@@ -468,25 +506,30 @@ class _Checker:
             else:
                 yield self._problem("note", "raw", p, f"{raw}: which matrices it holds is not known", declare)
 
-    def _taken_wrongly(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
-        """Where what Muon takes for a matrix is none, or is scaled as another one."""
+    def _check_matrices(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
+        """Yield an error if what Muon takes for a matrix is none, or if its rate is scaled by the shape of another one.
+
+        Matrices that are cut by head give a note.
+        """
         behaviour, cuts = self._behaviour(p, holder), self._cuts(p, holder)
         truth = tuple(map(cut_of, entries))
         if cuts is None:
-            yield from self._by_function(p, entries, holder)
+            yield from self._check_split_function(p, entries, holder)
             return
         if set(cuts) == set(truth) and cuts != (WHOLE,):
             return
         if set(map(_uncut_by_head, cuts)) == set(map(_uncut_by_head, truth)) and cuts != (WHOLE,):
             message = "is cut by head; its matrices hold all heads"
-            yield self._problem("note", "heads", p, message, self._rebuild(holder))
+            yield self._problem("note", "heads", p, message, self._line_to_rebuild(holder))
             return
-        wrong = self._as_one(p, entries, behaviour) if _is_whole(cuts) else self._cut_elsewhere(entries, cuts)
+        wrong = self._fault_of_uncut(p, entries, behaviour) if _is_whole(cuts) else self._fault_of_cuts(entries, cuts)
         if wrong is not None:
-            yield self._problem("error", wrong[0], p, wrong[1], self._rebuild(holder))
+            yield self._problem("error", wrong[0], p, wrong[1], self._line_to_rebuild(holder))
 
-    def _as_one(self, p: Tensor, entries: list[Entry], behaviour: Behaviour) -> tuple[str, str] | None:
-        """What is wrong with a parameter that no cut divides: the kind and the words, or nothing."""
+    def _fault_of_uncut(self, p: Tensor, entries: list[Entry], behaviour: Behaviour) -> tuple[str, str] | None:
+        """Return the kind and the message of what is wrong with a parameter that no cut divides; None if it is trained
+        rightly.
+        """
         first, shape = entries[0], " x ".join(map(str, p.shape))
         if first.kind == "conv_transpose":
             return (
@@ -495,7 +538,7 @@ class _Checker:
             )
         if len(entries) > 1:
             taken = f"trains them as one matrix ({shape})" if p.ndim != 3 else f"does not cut it ({shape})"
-            return "fused", f"holds {_parts(entries)}, and Muon {taken}"
+            return "fused", f"holds {_matrices_in_words(entries)}, and Muon {taken}"
         if first.kind == "conv":
             if first.groups > 1:
                 return (
@@ -508,11 +551,11 @@ class _Checker:
             what = "each kernel for a matrix" if taken == SEPARATE else f"its kernels {taken}"
             return "stack", f"is a convolution, one matrix (c_out, c_in times the kernel), and Muon takes {what}"
         if first.count > 1 and (p.ndim == 2 or first.heads > 1):
-            return "stack", f"holds {_parts(entries)}, and Muon trains them as one matrix ({shape})"
+            return "stack", f"holds {_matrices_in_words(entries)}, and Muon trains them as one matrix ({shape})"
         if p.ndim == 3 and behaviour.stack != SEPARATE:
             unknown = behaviour.stack == UNKNOWN
             hint = "; give the optimizer itself, before the process group begins" if unknown else ""
-            return "stack", f"holds {_parts(entries)}, and Muon takes them {behaviour.stack}{hint}"
+            return "stack", f"holds {_matrices_in_words(entries)}, and Muon takes them {behaviour.stack}{hint}"
         if first.transposed and not behaviour.scales_alike(*first.shape):
             m, n = first.shape
             wrong = f"is stored (d_in, d_out): the rate is scaled as that of a {n} x {m} matrix"
@@ -522,30 +565,34 @@ class _Checker:
             return "transposed", f"{wrong}, and that of its {m} x {n} matrix is {behaviour.factor(m, n):.3g}"
         return None
 
-    def _cut_elsewhere(self, entries: list[Entry], cuts: Cuts) -> tuple[str, str]:
-        shown = ", ".join(_shown(dict(zip(FIELDS, cut, strict=True))) for cut in cuts)
-        truth = ", ".join(_shown({name: getattr(entry, name) for name in FIELDS}) for entry in entries)
+    def _fault_of_cuts(self, entries: list[Entry], cuts: Cuts) -> tuple[str, str]:
+        """Return the kind and the message of what is wrong with a parameter that is not cut between its matrices."""
+        shown = ", ".join(_cut_in_words(dict(zip(FIELDS, cut, strict=True))) for cut in cuts)
+        truth = ", ".join(_cut_in_words({name: getattr(entry, name) for name in FIELDS}) for entry in entries)
         return "cut", f"is cut into {shown}, and its matrices are {truth}"
 
-    def _by_function(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
-        """Try the function that cuts a weight on its positions, and compare them with those of its matrices."""
+    def _check_split_function(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
+        """Yield an error if the group's `param_split_fn` does not give the matrices of the parameter.
+
+        The function is applied to the positions of the parameter's numbers, so that its parts can be compared.
+        """
         positions = torch.arange(p.numel(), device="cpu").view(p.shape)
         try:
             parts = holder.group["param_split_fn"](positions)
             taken = [matrix for part in parts for matrix in part.reshape(-1, *part.shape[-2:])]
         except Exception as error:  # whatever the user's function raises
             said = f"cannot be cut by its param_split_fn ({type(error).__name__})"
-            yield self._problem("error", "cut", p, said, self._rebuild(holder))
+            yield self._problem("error", "cut", p, said, self._line_to_rebuild(holder))
             return
         truth = [matrix for entry in entries for matrix in matrices_of(entry, positions)]
         if not _are_same(taken, truth):
             one = "as one matrix" if len(taken) == 1 else f"cut into {len(taken)} others"
             kind = "fused" if len(taken) == 1 else "cut"
-            message = f"holds {_parts(entries)}, and its param_split_fn gives it {one}"
-            yield self._problem("error", kind, p, message, self._rebuild(holder))
+            message = f"holds {_matrices_in_words(entries)}, and its param_split_fn gives it {one}"
+            yield self._problem("error", kind, p, message, self._line_to_rebuild(holder))
 
     def _cuts(self, p: Tensor, holder: Holder) -> Cuts | None:
-        """How the group says that a parameter is cut; None where a function says it."""
+        """Return how the group says that a parameter is cut, or None if a function (`param_split_fn`) says it."""
         group, optimizer = holder.group, holder.optimizer
         if isinstance(optimizer, SplitMuon) or (optimizer is None and "cuts" in group):
             return tuple(tuple(cut) for cut in group["cuts"]) or tuple(map(cut_of, entries_of(p, ())))
@@ -559,12 +606,19 @@ class _Checker:
         return (WHOLE,)
 
     def _heeds_splits(self, p: Tensor, holder: Holder) -> bool:
+        """Return whether the optimizer reads `split_sizes` and `param_split_fn`, tried once for each group.
+
+        Args:
+            p: a parameter of the group.
+            holder: a group that is given with its optimizer.
+        """
         key = id(holder.optimizer), id(holder.group)
         if holder.optimizer is not None and key not in self._heeding:
             self._heeding[key] = heeds_splits(holder.optimizer, holder.group, p)
         return self._heeding[key]
 
     def _behaviour(self, p: Tensor, holder: Holder) -> Behaviour:
+        """Return how the group's optimizer takes stacks and kernels and scales its rate, tried once for each group."""
         key = id(holder.optimizer), id(holder.group)
         if key not in self._behaviours:
             self._behaviours[key] = behaviour_of(holder.optimizer, holder.group, p)
@@ -575,29 +629,43 @@ class _Checker:
     def _problem(self, rank: str, kind: str, p: Tensor, message: str, line: str) -> MuonProblem:
         return MuonProblem(rank, kind, clean_name(self.paths[id(p)]), message, line)
 
-    def _parameter(self, p: Tensor) -> str:
+    def _code_of_parameter(self, p: Tensor) -> str:
+        """Return Python that finds a parameter in the model."""
         return f'model.get_parameter("{self.paths[id(p)]}")'
 
-    def _to_other(self, p: Tensor, holder: Holder) -> str:
-        """Out of Muon's list and into another."""
+    def _line_to_move(self, p: Tensor, holder: Holder) -> str:
+        """Return the line that moves a parameter from Muon's list to that of another optimizer.
+
+        It builds all groups anew if there is no other optimizer, or if Muon is `SplitMuon` or torch's.
+        """
         if not self.others or isinstance(holder.optimizer, SplitMuon | torch.optim.Muon):
-            return self._rebuild(holder)
-        remove = f"p = {self._parameter(p)}; {holder.place}[:] = [q for q in {holder.place} if q is not p]"
+            return self._line_to_rebuild(holder)
+        remove = f"p = {self._code_of_parameter(p)}; {holder.place}[:] = [q for q in {holder.place} if q is not p]"
         is_there = any(q is p for other in self.others for q in other.parameters)
         return remove if is_there else f"{remove}; {self.others[0].place}.append(p)"
 
-    def _to_muon(self, p: Tensor, holder: Holder) -> str:
+    def _line_to_muon(self, p: Tensor, holder: Holder) -> str:
+        """Return the line that has Muon train a parameter which another optimizer trains: it builds all groups anew."""
         muon = next((h for h in self.holders if any(map(h.trains_by_muon, h.parameters))), None)
-        return self._rebuild(muon if muon is not None else holder)
+        return self._line_to_rebuild(muon if muon is not None else holder)
 
-    def _to_add(self, p: Tensor) -> str:
+    def _line_to_add(self, p: Tensor) -> str:
+        """Return the line that adds a parameter, which nothing trains, to the list of an optimizer other than Muon.
+
+        For a hidden matrix, or if there is no such optimizer, it builds all groups anew.
+        """
         hidden = is_hidden(p, self.entries.get(p, []), self.outside)
         if self.others and not hidden:
-            return f"{self.others[0].place}.append({self._parameter(p)})"
-        return self._rebuild(self.holders[0]) if self.holders else _rebuilt({}, {})
+            return f"{self.others[0].place}.append({self._code_of_parameter(p)})"
+        return self._line_to_rebuild(self.holders[0]) if self.holders else _line_of_both_optimizers({}, {})
 
-    def _to_remove(self, p: Tensor, places: list[tuple[Holder, bool]]) -> str:
-        """Out of all lists but one: Muon's for a hidden matrix, another for what else there is."""
+    def _line_to_remove(self, p: Tensor, places: list[tuple[Holder, bool]]) -> str:
+        """Return the line that leaves a parameter in one list: Muon's for a hidden matrix, else another optimizer's.
+
+        Args:
+            p: a parameter that is trained several times in each step.
+            places: the groups that hold it, each with whether Muon trains it there.
+        """
         hidden = is_hidden(p, self.entries.get(p, []), self.outside)
         right = next((holder for holder, is_muon in places if is_muon == hidden), places[0][0])
         wrong = list(dict.fromkeys(holder.place for holder, _ in places if holder.place != right.place))
@@ -605,12 +673,12 @@ class _Checker:
             wrong.append(right.place)
         lines = [f"{place}[:] = [q for q in {place} if q is not p]" for place in wrong]
         again = f"; {right.place}.append(p)" if right.place in wrong else ""
-        return f"p = {self._parameter(p)}; {'; '.join(lines)}{again}"
+        return f"p = {self._code_of_parameter(p)}; {'; '.join(lines)}{again}"
 
-    def _rebuild(self, holder: Holder) -> str:
-        """All groups anew: as the package of the optimizer has words for cuts, else for `SplitMuon`."""
+    def _line_to_rebuild(self, holder: Holder) -> str:
+        """Return the line that builds all groups anew, for `SplitMuon` or a package that has words for cuts."""
         package = type(holder.optimizer).__module__.partition(".")[0]
-        rate = _number(holder.group.get("lr"), 0.02)
+        rate = _number_text(holder.group.get("lr"), 0.02)
         if package == "muonium":
             return f"optimizer = muonium.Muon(muonium_groups(model), lr={rate})"
         if package == "gram_newton_schulz":
@@ -618,44 +686,50 @@ class _Checker:
                 f"muon, adam = gram_newton_schulz_groups(model); optimizer = gram_newton_schulz.Muon(muon, lr={rate})"
             )
         is_other = any(holder is other for other in self.others)
-        return _rebuilt({} if is_other else holder.group, self.others[0].group if self.others else {})
+        return _line_of_both_optimizers({} if is_other else holder.group, self.others[0].group if self.others else {})
 
 
-def _rebuilt(muon: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """The two optimizers anew, with the options that differ from their defaults."""
-    options = [f"lr={_number(muon.get('lr'), 0.02)}"]
+def _line_of_both_optimizers(muon: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Return the line that builds `SplitMuon` and AdamW anew.
+
+    Args:
+        muon: the options of a group; those that differ from the defaults are written out.
+        other: the options of a group of another optimizer, of which the rate is taken over.
+    """
+    options = [f"lr={_number_text(muon.get('lr'), 0.02)}"]
     for name, default in (("weight_decay", 0.1), ("momentum", 0.95), ("nesterov", True), ("adjust_lr_fn", None)):
         value = muon.get(name, default)
         if isinstance(value, bool | int | float | str) and value != default:
             options.append(f"{name}={value!r}")
-    adam = f"torch.optim.AdamW(adam, lr={_number(other.get('lr'), 3e-4)})"
+    adam = f"torch.optim.AdamW(adam, lr={_number_text(other.get('lr'), 3e-4)})"
     return f"muon, adam = muon_groups(model); optimizers = SplitMuon(muon, {', '.join(options)}), {adam}"
 
 
-def _number(value: Any, default: float) -> str:
+def _number_text(value: Any, default: float) -> str:
+    """Return a number as short text; the default in place of what is no number."""
     return f"{float(value):g}" if isinstance(value, int | float | Tensor) else f"{default:g}"
 
 
-def _attribute(path: str) -> str:
-    """A dotted path with numbers as indices: model.h.0.weight -> model.h[0].weight."""
+def _indexed_path(path: str) -> str:
+    """Return a dotted path with its numbers as indices: `model.h[0].weight` for `model.h.0.weight`."""
     return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path)
 
 
 def _is_whole(cuts: Cuts) -> bool:
-    """Whether there is one cut, and it divides nothing."""
+    """Return whether there is one cut, and it divides nothing."""
     return len(cuts) == 1 and cuts[0][1:] == WHOLE[1:]
 
 
 def _uncut_by_head(cut: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The cut of all heads together."""
+    """Return a cut as it is when all heads stay together."""
     options = dict(zip(FIELDS, cut, strict=True)) | {"heads": 1, "columns": False}
     return tuple(options[name] for name in FIELDS)
 
 
-def _parts(entries: Sequence[Entry]) -> str:
-    """The matrices of a weight in words: 3 matrices (q, k, v) of 32 x 32 each."""
+def _matrices_in_words(entries: Sequence[Entry]) -> str:
+    """Return the matrices of a weight in words: `3 matrices (q, k, v) of 32 x 32 each`."""
     names = ", ".join(entry.block for entry in entries if entry.block)
-    sizes = [_size(entry) for entry in entries]
+    sizes = [_count_and_shape(entry) for entry in entries]
     total, named = sum(count for count, _, _ in sizes), f" ({names})" if names else ""
     if len({(m, n) for _, m, n in sizes}) == 1:
         return f"{total} matrices{named} of {sizes[0][1]} x {sizes[0][2]} each"
@@ -663,13 +737,13 @@ def _parts(entries: Sequence[Entry]) -> str:
     return f"{total} matrices ({listing})"
 
 
-def _size(entry: Entry) -> tuple[int, int, int]:
-    """How many matrices an entry has for Muon, and their rows and columns: of a convolution one a group."""
+def _count_and_shape(entry: Entry) -> tuple[int, int, int]:
+    """Return how many matrices an entry has for Muon, and their rows and columns: of a convolution one a group."""
     return tuple(matrices_of(entry, torch.empty(entry.parameter.shape, device="meta")).shape)  # type: ignore[return-value]
 
 
-def _shown(cut: Mapping[str, Any]) -> str:
-    """One cut in words: rows 0:32 of each of 4."""
+def _cut_in_words(cut: Mapping[str, Any]) -> str:
+    """Return one cut in words: `rows 0:32 of each of 4`."""
     words = "the whole" if cut["rows"] is None else f"rows {cut['rows'][0]}:{cut['rows'][1]}"
     words += f" of each of {cut['repeats']}" if cut["repeats"] > 1 else ""
     words += f" in {cut['groups']} groups" if cut["groups"] > 1 else ""
@@ -678,7 +752,10 @@ def _shown(cut: Mapping[str, Any]) -> str:
 
 
 def _are_same(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two lists of matrices of positions hold the same ones, in any order, their rows and columns too."""
+    """Return whether two lists of matrices of positions hold the same ones.
+
+    The order of the matrices does not count, nor that of the positions within one; its shape does.
+    """
     pairs = [sorted(several, key=lambda matrix: int(matrix.min())) for several in (some, others)]
     return len(some) == len(others) and all(
         a.shape == b.shape and torch.equal(a.flatten().sort().values, b.flatten().sort().values)

@@ -140,6 +140,7 @@ def plasticity_gap(
 
 
 def _seed_of_draw(seed: int, draw: int) -> int:
+    """Return a seed for one draw of a measurement, so that draws of neighbouring seeds do not meet."""
     return seed * 1_000_003 + draw
 
 
@@ -201,17 +202,18 @@ def _build_fresh(fresh: Callable[[], nn.Module], model: nn.Module, last_weights:
     aged_ids = {id(p) for p in model.parameters()}
     if any(id(p) in aged_ids for p in new.parameters()):
         raise ValueError("fresh gives the aged network's own weights: it must build a new network at each call")
-    if _equal(list(model.parameters()), list(new.parameters())):
+    if _are_equal(list(model.parameters()), list(new.parameters())):
         raise ValueError(
             "fresh gives weights equal to the aged network's own weights: it copies them, or the aged network is "
             "untrained and was drawn from the same seed. Train it first, or give another seed="
         )
-    if last_weights is not None and _equal(last_weights, list(new.parameters())):
+    if last_weights is not None and _are_equal(last_weights, list(new.parameters())):
         raise ValueError("fresh gives the same weights twice: it must draw new ones at each call")
     return new
 
 
-def _equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def _are_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether two lists of tensors have the same numbers, on whatever devices they lie."""
     return all(torch.equal(a, b.to(a.device)) for a, b in zip(tensors, others, strict=True))
 
 

@@ -48,7 +48,7 @@ class Behaviour(NamedTuple):
 
 
 def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], parameter: Tensor) -> Behaviour:
-    """How the optimizer of a group takes parameters.
+    """Return how the optimizer of a group takes parameters.
 
     Args:
         optimizer: stays as it is; None where a group alone is given.
@@ -74,7 +74,7 @@ def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], paramete
 
 
 def heeds_splits(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tensor) -> bool:
-    """Whether an optimizer reads what its group says of parts, `split_sizes` or `param_split_fn`.
+    """Return whether an optimizer reads what its group says of parts, `split_sizes` or `param_split_fn`.
 
     If it cannot be tried, it is taken to read them.
     """

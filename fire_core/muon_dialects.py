@@ -43,7 +43,7 @@ def muonium_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     Warns:
         FireWarning: weights that are left to AdamW for want of words, and those of `muon_groups`.
     """
-    muon, adam = _sayable(model, "muonium", _in_words_of_muonium, options)
+    muon, adam = _sayable_groups(model, "muonium", _in_words_of_muonium, options)
     groups = []
     for group in by_shape(muon):
         words = _in_words_of_muonium(group["params"][0], group["cuts"])
@@ -70,7 +70,7 @@ def gram_newton_schulz_groups(model: nn.Module, **options: Any) -> MuonGroups:
     Warns:
         FireWarning: weights that are left to the other optimizer for want of words, and those of `muon_groups`.
     """
-    muon, adam = _sayable(model, "gram_newton_schulz", _in_words_of_gram_newton_schulz, options)
+    muon, adam = _sayable_groups(model, "gram_newton_schulz", _in_words_of_gram_newton_schulz, options)
     groups = []
     for group in by_shape(muon):
         words = _in_words_of_gram_newton_schulz(group["params"][0], group["cuts"])
@@ -94,7 +94,7 @@ class CannotSayError(Exception):
 InWords = Callable[[Tensor, Cuts], dict[str, Any]]
 
 
-def _sayable(model: nn.Module, package: str, in_words: InWords, options: Mapping[str, Any]) -> MuonGroups:
+def _sayable_groups(model: nn.Module, package: str, in_words: InWords, options: Mapping[str, Any]) -> MuonGroups:
     """The groups of `muon_groups` that a package has words for, and all other parameters."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", FireWarning)
@@ -129,6 +129,11 @@ def _sayable(model: nn.Module, package: str, in_words: InWords, options: Mapping
 
 
 def _in_words_of_muonium(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
+    """Return the options of a group of `muonium.Muon` that say how a weight is cut.
+
+    Raises:
+        CannotSayError: it has no options for these cuts.
+    """
     entries = entries_of(parameter, cuts)
     first = entries[0]
     if any(entry.transposed for entry in entries):
@@ -146,16 +151,22 @@ def _in_words_of_muonium(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
 
 
 def _in_words_of_gram_newton_schulz(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
+    """Return the options of a group of `gram_newton_schulz.Muon` that say how a weight is cut: two functions.
+
+    Raises:
+        CannotSayError: it cannot hold these cuts.
+    """
     if parameter.ndim > 4:
         raise CannotSayError("three-dimensional convolutions")
-    stacks = [matrices_of(entry, _meta(parameter)) for entry in entries_of(parameter, cuts)]
+    stacks = [matrices_of(entry, _on_meta_device(parameter)) for entry in entries_of(parameter, cuts)]
     if parameter.ndim == 3 and any(len(stack) != len(parameter) for stack in stacks):
         raise CannotSayError("three-dimensional weights whose matrices do not lie in the first dimension")
     split = Split(tuple(cuts), tuple(parameter.shape))
     return {"param_split_fn": split, "param_recombine_fn": Recombine(split)}
 
 
-def _meta(parameter: Tensor) -> Tensor:
+def _on_meta_device(parameter: Tensor) -> Tensor:
+    """Return a tensor of the parameter's shape without numbers, on torch's meta device."""
     return torch.empty(parameter.shape, device="meta")
 
 

@@ -94,7 +94,7 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
 
 
 def tower_inputs(model: nn.Module) -> set[Any]:
-    """The layers that read pixels or other raw inputs, in each tower of a network with several (CLIP, two critics).
+    """Return the layers that read pixels or other raw inputs, in each tower of a network with several (CLIP, critics).
 
     Such a layer has a number of inputs that no layer of the model puts out, nor a multiple of one (a flattened map): of
     convolutions all with at most four, of linear layers the first one of each part of the network.
@@ -116,7 +116,7 @@ def tower_inputs(model: nn.Module) -> set[Any]:
 
 
 def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
-    """The matrices of each parameter, in their order: several where it is fused."""
+    """Return the matrices of each parameter, in their order: several where it is fused."""
     entries: dict[Tensor, list[Entry]] = {}
     for entry in read:
         entries.setdefault(entry.parameter, []).append(entry)
@@ -124,7 +124,7 @@ def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
 
 
 def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
-    """`id` of the weights of layers that are not hidden -> which: an input layer, or an output layer.
+    """Return which layers are not hidden: `id` of the weight -> "an input layer" or "an output layer".
 
     Of a network without anything that is called a head the output layer is the one that scores a vocabulary, else the
     last one registered. A body, whose last layer lies in a block and has other parameters after it, has none.
@@ -141,7 +141,10 @@ def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
 
 
 def vocabulary_layers(model: nn.Module) -> set[Any]:
-    """The one linear layer, outside of all blocks, that has as many outputs as an embedding has rows, and its width."""
+    """Return the one linear layer that scores a vocabulary, as a set; the set is empty if there is none, or several.
+
+    The layer lies outside of all blocks, and its weight has as many rows and columns as an embedding.
+    """
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     tables = {(embedding.num_embeddings, embedding.embedding_dim) for embedding in embeddings}
     named = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
@@ -152,15 +155,17 @@ def vocabulary_layers(model: nn.Module) -> set[Any]:
 
 
 def last_layers(model: nn.Module) -> set[Any]:
-    """The last linear layer or convolution of a model; where it holds several networks of one class, that of each."""
+    """Return the last linear layer or convolution of a model; of several networks of one class in it, that of each."""
     networks = Surroundings(unwrap(model)).networks
     innermost = [network for network in networks if not any(child in networks for child in network.children())]
     return {layers[-1] for network in innermost if (layers := [m for m in network.modules() if is_linear(m)])}
 
 
 def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
-    """Whether a layer ends a numbered block of a body, whose outputs a next such block could read: blocks with such a
-    layer recur, or a parameter outside of the block comes after it, as a last norm."""
+    """Return whether a layer ends a numbered block of a body, whose outputs a next such block could read.
+
+    It does if blocks with such a layer recur, or if a parameter outside of the block comes after it, as a last norm's.
+    """
     layers = {name: module for name, module in model.named_modules() if is_linear(module)}
     name = next(key for key, module in layers.items() if module is layer)
     numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
@@ -179,12 +184,12 @@ def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
 
 
 def numberless(name: str) -> str:
-    """A dotted name with a star for each number: layers that differ by their number alone have one such name."""
+    """Return a dotted name with a star for each number: layers that differ by their number alone have one such name."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def is_hidden(parameter: Tensor, entries: Iterable[Entry], outside: Mapping[int, str]) -> bool:
-    """Whether a parameter holds hidden matrices alone, which Muon is for.
+    """Return whether a parameter holds hidden matrices alone, which Muon is for.
 
     Args:
         parameter: of the model.
@@ -262,7 +267,12 @@ class SplitMuon(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in every optimizer; vectors are refused, and 3-D weights without a cut."""
+        """Add a group, as in every optimizer, unless Muon cannot train it: then the optimizer stays as it was.
+
+        Raises:
+            ValueError: a parameter is complex, a vector, of three dimensions without a cut, or sharded in another way
+                than FSDP2 and tensor parallelism do.
+        """
         super().add_param_group(param_group)
         group = self.param_groups.pop()
         for parameter in group["params"]:
@@ -277,7 +287,7 @@ class SplitMuon(torch.optim.Optimizer):
         self.param_groups.append(group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in every optimizer; how weights are cut stays as it is here, so `torch.optim.Muon`'s states load too.
+        """Load a state, as in every optimizer, but for how weights are cut: so `torch.optim.Muon`'s states load too.
 
         The momentum of a whole weight loads into a sharded one and the reverse: call it on every rank.
         """
@@ -293,10 +303,13 @@ class SplitMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of every parameter that has a gradient.
+        """Make one step of every parameter that has a gradient.
 
         Args:
             closure: evaluates the model again, as in every optimizer.
+
+        Returns:
+            What `closure` returned, or None without one.
         """
         loss = None
         if closure is not None:
@@ -312,7 +325,10 @@ class SplitMuon(torch.optim.Optimizer):
         return loss
 
     def _direction(self, parameter: Tensor, group: Mapping[str, Any]) -> Tensor:
-        """Update the momentum with the gradient; what is to be orthogonalised: of a sharded weight, this rank's."""
+        """Update the momentum with the gradient, and return what is to be orthogonalised.
+
+        Of a sharded weight it is this rank's part.
+        """
         state, momentum, gradient = self.state[parameter], group["momentum"], cast(Tensor, parameter.grad)
         if distributed.is_sharded(gradient):  # tensor parallelism may leave sums over ranks to be made
             gradient = cast(Any, gradient).redistribute(placements=cast(Any, parameter).placements)
@@ -367,7 +383,7 @@ ROUND_ELEMENTS = 2**21  # of small weights a rank orthogonalises as many in one 
 
 
 def _rounds(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Sharded weights of one shape and layout, as many as the ranks take at once."""
+    """Yield sharded weights of one shape and layout, in each list as many as the ranks orthogonalise at once."""
     alike: dict[Any, list[Tensor]] = {}
     for parameter in parameters:
         sharded = cast(Any, parameter)
@@ -379,13 +395,13 @@ def _rounds(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _mesh_device(parameter: Tensor) -> torch.device:
-    """Where its processes can exchange it: on the GPU, also if FSDP2 keeps the weight on the CPU."""
+    """Return the device where ranks can exchange a weight: the GPU, also if FSDP2 keeps the weight on the CPU."""
     device, kind = distributed.local(parameter).device, cast(Any, parameter).device_mesh.device_type
     return device if device.type == kind else torch.device(kind)
 
 
 def _scales(parameter: Tensor, cuts: Iterable[tuple[Any, ...]], adjust: str | None) -> Tensor:
-    """What the rate of each number of a sharded weight is multiplied by: a view of the whole shape, float32.
+    """Return what the rate of each number of a sharded weight is multiplied by: a view of the whole shape, float32.
 
     The matrices' own shapes tell it, whatever part of them a shard holds. It is 0 for rows that no matrix has.
     """
@@ -400,7 +416,7 @@ def _scales(parameter: Tensor, cuts: Iterable[tuple[Any, ...]], adjust: str | No
 
 
 def orthogonalised(matrix: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
-    """A matrix (m, n) with its singular values moved to about 1 by quintic steps in `DTYPE`, as Muon does."""
+    """Return a matrix (m, n) with its singular values moved to about 1 by quintic steps in `DTYPE`, as Muon does."""
     a, b, c = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
     X = (matrix.T if tall else matrix).to(DTYPE, copy=True)
@@ -430,12 +446,12 @@ WHOLE: Cut = ("matrix", None, 1, False, 1, 1, False)  # one matrix, (1, T, d) to
 
 
 def cut_of(entry: Entry) -> Cut:
-    """What `entries_of` makes the entry's matrices of again, for any parameter of its shape."""
+    """Return the cut from which `entries_of` makes the entry's matrices again, for any parameter of its shape."""
     return tuple(getattr(entry, field) for field in FIELDS)
 
 
 def entries_of(parameter: Tensor, cuts: Iterable[tuple[Any, ...]]) -> list[Entry]:
-    """The blocks of a parameter; without cuts the whole of it."""
+    """Return one entry for each block of a parameter that cuts make; without cuts one entry for the whole of it."""
     plain = {"kind": "conv" if parameter.ndim > 3 else "matrix"}
     return [
         Entry("", parameter, "", **options)
@@ -444,7 +460,10 @@ def entries_of(parameter: Tensor, cuts: Iterable[tuple[Any, ...]]) -> list[Entry
 
 
 def matrices_of(entry: Entry, tensor: Tensor) -> Tensor:
-    """A contiguous copy (count, d_out, d_in); of a convolution (groups, c_out / groups, c_in / groups * k_h k_w)."""
+    """Return a contiguous copy (count, d_out, d_in) of an entry's matrices in a tensor of its parameter's shape.
+
+    Of a convolution it is (groups, c_out / groups, c_in / groups * k_h k_w).
+    """
     if entry.kind == "conv":
         return torch.unflatten(tensor[entry.where], 0, (entry.groups, -1)).flatten(2).clone()
     if entry.kind == "conv_transpose":

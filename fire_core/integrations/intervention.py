@@ -70,6 +70,7 @@ class FireWith(Method):
         return scale in ("match_init", "init_norm") or any(e.action == "reinit" for e in self._entries(net))
 
     def _entries(self, net: Net) -> list[Entry]:
+        """Return the entries of all weights of all networks that `fire_` would resolve with these options."""
         options = {name: self.all_options[name] for name in inspect.signature(resolve).parameters if name != "model"}
         return [e for module in net.modules.values() for e in resolve(module, **options)]
 
@@ -384,6 +385,7 @@ def check_method(method: Method, has_data: bool) -> None:
 
 
 def _cloned(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return detached copies of weights, by the same names."""
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 

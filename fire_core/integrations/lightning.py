@@ -79,11 +79,13 @@ class FireCallback(Callback):
             raise ValueError(f"Plateau: there is no metric {missing.pop()!r}; metrics of this run: {given}")
 
     def _observe(self, trainer: Trainer, names: set[str]) -> None:
+        """Give the trigger the last values of these metrics, as far as the trainer has them."""
         metrics = {name: trainer.callback_metrics[name] for name in names & trainer.callback_metrics.keys()}
         self.intervention.observe(**metrics)
         self._received_metrics |= metrics.keys()
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
+        """Log the numbers of an action to all of the trainer's loggers."""
         for logger in self._loggers:
             logger.log_metrics(numbers, step)
 

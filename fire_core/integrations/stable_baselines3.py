@@ -46,6 +46,11 @@ class FireCallback(BaseCallback):
         self._default_keep = keep is None
 
     def _on_training_start(self) -> None:
+        """Find the model's networks, targets and optimizers, check everything, and restore the state of a loaded model.
+
+        Raises:
+            ValueError: see `Intervention`.
+        """
         names = [name for name in self.model.get_parameters() if name.endswith("optimizer")]
         optimizers = [reduce(getattr, name.split("."), self.model) for name in names]
         children = dict(self.model.policy.named_children())
@@ -69,6 +74,7 @@ class FireCallback(BaseCallback):
         setattr(self.model, ATTRIBUTE, PickledState(self.intervention))
 
     def _on_rollout_start(self) -> None:
+        """Ask the trigger with the means over the last episodes and with what the logger holds of training."""
         step = self.model.num_timesteps
         if step == 0:
             return  # nothing is trained yet
@@ -78,10 +84,12 @@ class FireCallback(BaseCallback):
         self.intervention.ask(step, **means, **logged)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:
+        """Hand the numbers of an action to the model's logger, which writes them with its next line."""
         for name, value in numbers.items():
             self.logger.record(name, value)
 
     def _on_step(self) -> bool:
+        """Return true, so that the rollout goes on; the base class demands the method."""
         return True
 
 

@@ -68,10 +68,12 @@ class FireHook:
         self.intervention.observe(**metrics)
 
     def _after_step(self) -> None:
+        """Count a step of the first optimizer, and ask the trigger."""
         self.step += 1
         self.intervention.ask(self.step)
 
     def _load(self, _: Optimizer, state: dict[str, Any]) -> None:
+        """Restore the state of the hook from the state of its optimizer that is about to be loaded, if it holds one."""
         if KEY in state:
             self.load_state_dict(state[KEY])
 

@@ -58,7 +58,7 @@ class FireHook(TrainerHookBase):
             if target_parameters := targets(trainer, module):
                 copies[key] = [target_parameters]
         metrics = trainer.loss_module.out_keys
-        self.intervention.begin(self.modules, optimizers, copies, metrics, log=self._write)
+        self.intervention.begin(self.modules, optimizers, copies, metrics, log=self._keep_numbers)
         trainer.register_op("post_optim", self)
         trainer.register_op("post_optim_complete_log", self._after_batch)
         trainer.register_module(name, self)
@@ -68,12 +68,22 @@ class FireHook(TrainerHookBase):
         self.intervention.ask(self.step)
 
     def _after_batch(self, steps: int, losses: Any) -> dict[str, float] | None:
+        """Give the trigger the losses of a batch, and return the numbers of an action for the trainer's log.
+
+        Args:
+            steps: optimizer steps so far; not used.
+            losses: TensorDict of losses by name, averaged over the batch's steps; None if there were none.
+
+        Returns:
+            The numbers of the last action since the call before; None if there was none.
+        """
         if losses is not None:
             self.intervention.observe(**dict(losses.items()))
         numbers, self._numbers = self._numbers, None
         return numbers
 
-    def _write(self, step: int, numbers: dict[str, float]) -> None:
+    def _keep_numbers(self, step: int, numbers: dict[str, float]) -> None:
+        """Keep the numbers of an action until the trainer asks for what is to be logged."""
         self._numbers = numbers
 
     def state_dict(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class FireCallback(TrainerCallback, ExportableState):
             [trainer.optimizer],
             metrics=names,
             total_steps=state.max_steps,
-            log=self._note,
+            log=self._keep_numbers,
         )
         saved = state.stateful_callbacks.get(NAME)
         if state.global_step and saved:
@@ -76,7 +76,8 @@ class FireCallback(TrainerCallback, ExportableState):
         """Ask the trigger here, while gradients are still there; the Trainer counts the step afterwards."""
         self.intervention.ask(state.global_step + 1)
 
-    def _note(self, step: int, numbers: dict[str, float]) -> None:
+    def _keep_numbers(self, step: int, numbers: dict[str, float]) -> None:
+        """Keep the numbers of an action until the Trainer has counted its step."""
         self._numbers = numbers
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

@@ -115,6 +115,14 @@ def recycle_rows_(
 
 
 def _recycle_rows_of_layer_(link: Link, reader: Link, mask: Tensor, context: Context) -> None:
+    """Redraw the incoming weights and biases of a layer's masked units, and restart the step counters.
+
+    Args:
+        link: the layer, changed in place.
+        reader: the next layer, whose weight keeps its numbers; its step counter restarts.
+        mask: which units are recycled, (units,) bool.
+        context: gives the generator and the optimizers.
+    """
     index = mask.nonzero().flatten()
     if not len(index):
         return
@@ -152,6 +160,14 @@ class OutputWatch:
 
     @torch.no_grad()
     def _measure(self, link: Link, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Store each unit's statistic of one pass through a layer; this is the hook of `on`.
+
+        Args:
+            link: the layer's place in its chain.
+            layer: the layer itself.
+            inputs: not used.
+            output: (batch, ..., units), or of a convolution (batch, units, ...).
+        """
         if is_trained(layer) or not self.only_training:
             x = output.detach()
             channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
@@ -208,6 +224,7 @@ class FirePaperCBP:
         self.utility: list[Tensor | None] = [None for _ in self.links]  # as of the last replacement
 
     def _zeros(self, i: int) -> Tensor:
+        """Return a float32 zero for each unit of layer i, (units,), on the layer's device."""
         return torch.zeros(self._unit_count(i), dtype=torch.float32, device=weight(self.links[i].layer).device)
 
     def _is_flattened(self, i: int) -> bool:

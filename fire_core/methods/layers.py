@@ -82,6 +82,12 @@ def output_layers(module: nn.Module) -> set[Layer]:
 
 
 def _find_output_layers(module: nn.Module, layers: Mapping[str, Layer]) -> set[Layer]:
+    """Return the last layer of each head; without a head the last layer registered, as a set of one.
+
+    Args:
+        module: the network.
+        layers: its linear layers and convolutions by name, in the order of registration.
+    """
     head_weights = {entry.parameter for entry in resolve(module, "all") if entry.role == "head"}
     head_layers = {name: layer for name, layer in layers.items() if layer.weight in head_weights}
     if not head_layers:

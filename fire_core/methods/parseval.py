@@ -85,5 +85,6 @@ class _Distance(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient for W, (b, m, n), given that of the sum, and None for s."""
         W, gram = ctx.saved_tensors
         return (gram @ W if ctx.wide else W @ gram) * (4 * gradient), None

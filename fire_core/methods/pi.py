@@ -80,6 +80,12 @@ class PlasticityInjection(Method):
             self._inject(net, torch.Generator())  # any generator will do: the weights are loaded afterwards
 
     def _inject(self, net: Net, generator: torch.Generator) -> None:
+        """Put an `Injected` around every head of each network and its target network, with the same weights in both.
+
+        Args:
+            net: the networks, changed in place.
+            generator: draws the weights of new heads; with `variant=fire_paper` they are the run's initial ones.
+        """
         for name, module in net.modules.items():
             init = net.init[name]
             if self.variant == "original":

@@ -90,6 +90,13 @@ class SelfNormalizedResets(Method):
         return {}
 
     def _new_silences(self, units: int, batch: int, device: torch.device) -> UnitSilences:
+        """Return the record of how long each unit has been silent, empty, in the form of the chosen variant.
+
+        Args:
+            units: of all layers together.
+            batch: samples of a training pass.
+            device: holds the record.
+        """
         options = (self.percentile, self.every, self.max_age, self.growth)
         if self.variant == "fire_paper":
             return FirePaperSilences(units, *options, device=device)

@@ -162,6 +162,14 @@ def solve(
 
 
 def _raise_if_nonfinite(finite: list[Tensor]) -> None:
+    """Check the flags that say which matrices of a batch are finite.
+
+    Args:
+        finite: bool tensors (count,); none if the caller knows that all are finite.
+
+    Raises:
+        NonFiniteError: with the indices of the others.
+    """
     for flags in finite:
         if bad := [i for i, is_finite in enumerate(flags.tolist()) if not is_finite]:
             raise NonFiniteError(bad)

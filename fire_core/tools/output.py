@@ -19,6 +19,7 @@ class KeptStream:
         self.stream = stream
 
     def write(self, text: str) -> int:
+        """Write text, and return its length, as if it were written, also if the reader has left."""
         try:
             return self.stream.write(text)
         except BrokenPipeError:
@@ -26,6 +27,7 @@ class KeptStream:
             return len(text)
 
     def flush(self) -> None:
+        """Write what the buffer holds; a reader that has left is no error."""
         try:
             self.stream.flush()
         except BrokenPipeError:

@@ -86,10 +86,10 @@ def project(
     checkpoint = load(source)
     cuts = cut(checkpoint, model, layout, include, exclude, blocks, transposed)
     chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
-    _check_work(checkpoint, cuts, chosen, layout)
+    _check_chosen(checkpoint, cuts, chosen, layout)
     with tempfile.TemporaryDirectory(".partial", f".{target.name}.", target.parent) as folder:  # the same file system
         copy = Path(folder) / target.name
-        rows = _write(checkpoint, copy, chosen, options)
+        rows = _write_copy(checkpoint, copy, chosen, options)
         given = {"layout": layout, "model": model, "blocks": blocks, "transposed": transposed, **options}
         report = _report(checkpoint, target, cuts, rows, given, time.perf_counter() - begin)
         text = Path(folder) / "report.json"
@@ -105,6 +105,11 @@ def report_path(target: Path) -> Path:
 
 
 def _check_places(source: Path, target: Path) -> None:
+    """Check that the checkpoint is there, and that its copy can be written to a new place.
+
+    Raises:
+        CheckpointError: with what is wrong.
+    """
     if not source.exists():
         raise CheckpointError(f"{source}: no such file or folder")
     if source.resolve() == target.resolve() or (target.exists() and source.samefile(target)):
@@ -117,7 +122,18 @@ def _check_places(source: Path, target: Path) -> None:
         raise CheckpointError(f"{target.parent}: no such folder")
 
 
-def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: str) -> None:
+def _check_chosen(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: str) -> None:
+    """Check that there is something to project, and nothing to reset.
+
+    Args:
+        checkpoint: for its path, in messages.
+        cuts: all tensors with their matrices.
+        chosen: the tensors of which something is projected.
+        layout: name of the preset, for messages.
+
+    Raises:
+        CheckpointError: nothing is projected, or a weight is to get its initial value, which no checkpoint holds.
+    """
     reset = [entry.label for one in cuts.cuts for entry in one.entries if entry.action == "reinit"]
     if reset:
         raise CheckpointError(
@@ -128,7 +144,7 @@ def _check_work(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: s
         raise CheckpointError(f"{checkpoint.path}: layout={layout} projects none of its weights{notes}")
 
 
-def _write(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
+def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
     """Copy the checkpoint, with projected numbers in the place of the old ones; the rows of `fire_`'s reports."""
     if checkpoint.path.is_dir():
         shutil.copytree(checkpoint.path, copy)
@@ -163,6 +179,16 @@ def _write(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[
 def _report(
     checkpoint: Checkpoint, target: Path, cuts: Cuts, rows: list[Row], options: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
+    """Return the report of a projected copy, in numbers and strings that JSON holds.
+
+    Args:
+        checkpoint: the one that was copied.
+        target: the copy.
+        cuts: all tensors with their matrices.
+        rows: one for each projected weight.
+        options: as the user gave them.
+        seconds: how long it took.
+    """
     reasons: dict[str, list[str]] = {}
     for one in cuts.cuts:
         kept = {entry.label: entry.reason for entry in one.entries if entry.action == "keep"}

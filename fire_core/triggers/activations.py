@@ -58,6 +58,7 @@ class ActivationTrigger(Measured):
             self._register_hooks(self._net)
 
     def _register_hooks(self, net: Net) -> None:
+        """Register the hooks that watch the next passes of the run itself, from which `_read` reads the number."""
         # If all networks are in evaluation mode, they are trained in it, and passes in that mode are measured.
         only_training = any(root.training for root in net.modules.values())
         self._hooks = ExitStack()

@@ -132,6 +132,7 @@ class Plateau(Trigger):
             self.waited += 1
 
     def _improved(self, value: float, best: float) -> bool:
+        """Return whether a window's mean is better than the best one by more than `min_delta` times |best|."""
         gain = best - value if self.mode == "min" else value - best
         return gain > self.min_delta * abs(best)  # false for NaN
 

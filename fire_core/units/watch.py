@@ -65,13 +65,19 @@ class Watch:
             for units, statistics in zip(self.graph, self._statistics, strict=True):
                 for consumer in units.consumers:
                     if consumer.probed:
-                        hook = self._hook(consumer, statistics)
+                        hook = self._measuring_hook(consumer, statistics)
                         hooks.callback(consumer.layer.register_forward_pre_hook(hook).remove)
             yield self
 
-    def _hook(
+    def _measuring_hook(
         self, consumer: Consumer, statistics: dict[nn.Module, Tensor]
     ) -> Callable[[nn.Module, tuple[Tensor]], None]:
+        """Return a hook that stores the statistic of the units that a layer reads in a pass.
+
+        Args:
+            consumer: the layer, and which of its inputs each unit is.
+            statistics: where the statistic goes: layer -> (units,).
+        """
         columns = consumer.columns
 
         def measure(layer: nn.Module, inputs: tuple[Tensor]) -> None:

@@ -72,6 +72,7 @@ class _WithSlopeOne(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient unchanged for the activation's input, and None for its values."""
         return slopes[0], None
 
 

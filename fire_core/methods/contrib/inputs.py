@@ -36,14 +36,20 @@ class InputWatch(Saved):
     @contextmanager
     def on(self, net: Net) -> Iterator[None]:
         """Record the inputs of training passes within this block, by hooks that are removed at its end."""
-        handles = [module.register_forward_pre_hook(self._hook(name)) for name, module in net.modules.items()]
+        handles = [module.register_forward_pre_hook(self._recording_hook(name)) for name, module in net.modules.items()]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any], None]:
+    def _recording_hook(self, name: str) -> Callable[[nn.Module, Any], None]:
+        """Return a hook that keeps the arguments of the network's last training pass.
+
+        Args:
+            name: the network's name.
+        """
+
         def record(module: nn.Module, inputs: Any) -> None:
             if is_trained(module):
                 self._last_inputs[name] = inputs

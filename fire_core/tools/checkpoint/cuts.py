@@ -89,11 +89,13 @@ def cut(
     for entry in entries:
         groups.setdefault(entry.name, []).append(entry)
     parameters = {alias: group for name, group in groups.items() for alias in (name, *group[0].aliases)}
-    places = _places(checkpoint, parameters, "--model" if model else "config.json" if module is not None else "")
+    places = _parameter_names(
+        checkpoint, parameters, "--model" if model else "config.json" if module is not None else ""
+    )
     if module is None:
-        cuts = [_cut(stored, stored.name, parameters) for stored in checkpoint.tensors]
+        cuts = [_cut_of_tensor(stored, stored.name, parameters) for stored in checkpoint.tensors]
         return Cuts(_without_copies(cuts), [note], named=True)
-    cuts = [_cut(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
+    cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
     held = {places.get(one.stored.name) for one in cuts}
     missing = [name for name, group in groups.items() if not held & {name, *group[0].aliases}]
     some = ", ".join(missing[:4]) + ", ..." * (len(missing) > 4)
@@ -116,7 +118,7 @@ def _check_floats(checkpoint: Checkpoint, include: Sequence[str]) -> None:
             raise CheckpointError(f"{where} {len(chosen)} tensors are of {kinds}; matrices are read from {accepted}")
 
 
-def _places(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
+def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
     """The parameter's name for each tensor's, as far as there is one.
 
     In a file of a training loop, {"state_dict": {"model.conv1.weight": ...}, "state_dict_ema": ...}, all names begin
@@ -137,7 +139,14 @@ def _places(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: st
     return {name: inner for name, inner in found if inner in parameters}
 
 
-def _cut(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> Cut:
+def _cut_of_tensor(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> Cut:
+    """Return a tensor of a checkpoint with the matrices of its parameter, or with the reason why it has none.
+
+    Args:
+        stored: the tensor.
+        place: name of the parameter that it belongs to; "" if there is none.
+        parameters: the entries of each parameter, by all its names.
+    """
     group = parameters.get(place)
     if group is None:
         return Cut(stored, reason="no parameter of the model has this name")

@@ -36,14 +36,28 @@ def tensors_of(path: Path, writable: bool = False) -> list[Stored]:
         header = json.loads(data[8 : 8 + length])
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: int(item[1]["data_offsets"][0]))
-        return [Stored(name, path, _tensor(name, about, data, 8 + length)) for name, about in entries]
+        return [Stored(name, path, _mapped_tensor(name, about, data, 8 + length)) for name, about in entries]
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError, OverflowError) as error:
         raise CheckpointError(f"{path}: no readable checkpoint ({type(error).__name__}: {error})") from error
 
 
-def _tensor(name: str, about: dict[str, Any], data: mmap.mmap, base: int) -> Tensor:
+def _mapped_tensor(name: str, about: dict[str, Any], data: mmap.mmap, base: int) -> Tensor:
+    """Return one tensor of a file, whose numbers stay in the mapped file.
+
+    Args:
+        name: of the tensor, for messages.
+        about: its `shape`, `dtype` and `data_offsets` in the file's header.
+        data: the whole file.
+        base: index of the first byte behind the header; the offsets count from there.
+
+    Returns:
+        The tensor; on the meta device with dtype uint8 if torch has no such number format.
+
+    Raises:
+        KeyError, TypeError, ValueError: the entry is not complete, or does not fit the file.
+    """
     shape = [int(n) for n in about["shape"]]
     start, stop = (base + int(n) for n in about["data_offsets"])
     dtype = DTYPES.get(about["dtype"])

@@ -40,12 +40,12 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
     try:
         if name is None:
             folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-            return _from_config(folder, checkpoint.config or {}), ""
+            return _build_from_config(folder, checkpoint.config or {}), ""
         kind, _, which = name.partition(":")
         if kind in ("timm", "torchvision"):
-            return (_timm(which, {}) if kind == "timm" else _torchvision(which)), ""
+            return (_build_timm(which, {}) if kind == "timm" else _build_torchvision(which)), ""
         if Path(name).is_dir() and (config := source.read_config(Path(name))) is not None:
-            return _from_config(Path(name), config), ""
+            return _build_from_config(Path(name), config), ""
     except CheckpointError as error:
         if name is None:  # the checkpoint's own file: names are the next best thing
             return None, f"{error}: nothing else says what the weights are, --include and --blocks can"
@@ -53,12 +53,21 @@ def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module
     raise CheckpointError(f"--model={name}: accepted: timm:<name>, torchvision:<name>, a folder with a config.json")
 
 
-def _from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
+def _build_from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
+    """Build the model that a config.json names, without numbers: timm's by `architecture`, else transformers'.
+
+    Args:
+        folder: holds the config.json.
+        config: what it says.
+
+    Raises:
+        CheckpointError: it names no model, or one that the installed package does not know, or asks for code of others.
+    """
     if isinstance(config.get("architecture"), str):  # timm's own files on the hub
         arguments = config.get("model_args") or {}
         if not isinstance(arguments, dict) or not all(isinstance(value, int | float) for value in arguments.values()):
             raise CheckpointError("config.json: model_args is refused: not all of it are sizes and switches")
-        return _timm(config["architecture"], {"num_classes": config.get("num_classes", 1000), **arguments})
+        return _build_timm(config["architecture"], {"num_classes": config.get("num_classes", 1000), **arguments})
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"{folder / 'config.json'} names no architecture")
@@ -91,7 +100,16 @@ def _refuse_code_of_others(config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"config.json: {key}={value!r} is refused: it is no plain name")
 
 
-def _timm(name: str, options: Mapping[str, Any]) -> nn.Module:
+def _build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:
+    """Build a model of timm, without numbers.
+
+    Args:
+        name: a model that timm itself defines; no address, no path.
+        options: further arguments of `timm.create_model`.
+
+    Raises:
+        CheckpointError: timm is not installed, does not know the model, or cannot build it.
+    """
     with _quiet("timm"):
         import timm
 
@@ -102,7 +120,12 @@ def _timm(name: str, options: Mapping[str, Any]) -> nn.Module:
         return model
 
 
-def _torchvision(name: str) -> nn.Module:
+def _build_torchvision(name: str) -> nn.Module:
+    """Build a model of torchvision, without numbers.
+
+    Raises:
+        CheckpointError: torchvision is not installed, or cannot build a model of this name.
+    """
     with _quiet("torchvision"):
         torchvision = importlib.import_module("torchvision")
         with torch.device("meta"):

@@ -54,7 +54,7 @@ def load(path: str | Path) -> Checkpoint:
     path = Path(path)
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
-    files, placed, index = _weights(path) if path.is_dir() else ([path], {}, None)
+    files, placed, index = _weight_files(path) if path.is_dir() else ([path], {}, None)
     tensors: list[Stored] = []
     skipped: list[str] = []
     contents: dict[Path, Any] = {}
@@ -78,10 +78,15 @@ def load(path: str | Path) -> Checkpoint:
 
 def read_config(folder: Path) -> dict[str, Any] | None:
     """The folder's config.json; None without one."""
-    return _json(folder / "config.json") if (folder / "config.json").is_file() else None
+    return _read_json_object(folder / "config.json") if (folder / "config.json").is_file() else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds.
+
+    Raises:
+        CheckpointError: the file cannot be read, is no JSON, or holds something else than an object.
+    """
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -91,14 +96,14 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _weights(folder: Path) -> tuple[list[Path], dict[str, str], Path | None]:
+def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str], Path | None]:
     """The files that hold a folder's weights, in which of them its index says each tensor is, and that index."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name], {}, None
         index = folder / f"{name}.index.json"
         if index.is_file():
-            placed = _json(index).get("weight_map")
+            placed = _read_json_object(index).get("weight_map")
             named = isinstance(placed, dict) and all(isinstance(v, str) and v == Path(v).name for v in placed.values())
             if not isinstance(placed, dict) or not named:
                 raise CheckpointError(f"{index}: its weight_map does not name files beside it")

@@ -67,10 +67,16 @@ def tensors_of(path: Path) -> tuple[Any, list[Stored], list[str]]:
         except CheckpointError:
             raise
         except Exception as error:  # a broken file can fail in any way
-            raise CheckpointError(f"{path}: {_why(path, error)}") from error
+            raise CheckpointError(f"{path}: {_reason_of_failure(path, error)}") from error
 
 
-def _why(path: Path, error: Exception) -> str:
+def _reason_of_failure(path: Path, error: Exception) -> str:
+    """Return the end of the message about a file that was not read: which classes it holds beside data, if any.
+
+    Args:
+        path: the file.
+        error: what torch raised on reading it.
+    """
     try:
         classes = sorted(set(get_unsafe_globals_in_checkpoint(path)))
     except Exception:  # not every file gets so far
