@@ -59,6 +59,7 @@ INSTALL_PLUGINS = (
     'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'
 )
 KILLED = "its process was killed (out of memory?): the same command, started again, goes on"
+RESUME = "start the same command again to resume"
 # Variables of the environment, by which a sweep's driver tells its jobs, in any process:
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # the folder in which each writes how it ended
 DRIVER = "FIRE_DRIVER"  # the driver's process, as `harness.run.lock.Owner` writes it
@@ -109,7 +110,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
-        outcome.result = "start the same command again to resume"
+        outcome.result = RESUME
         raise
     except Exception as error:
         clearer_error = out_of_memory(error) or error
@@ -261,6 +262,12 @@ def run_program(
     except KeyboardInterrupt:
         print("interrupted", file=Stderr())
         raise SystemExit(130) from None
+    except SystemExit:  # a signal: jobs of a queue on this machine may still be writing their checkpoints
+        outcomes += take_outcomes() or []
+        for outcome in outcomes:
+            if outcome.result == KILLED:
+                outcome.state, outcome.result = "stopped", RESUME
+        raise
     finally:
         _show_table(outcomes)
 

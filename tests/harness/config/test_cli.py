@@ -1,5 +1,6 @@
 """The command line: help, tracebacks and sweeps. Wrong options are in tests/options/test_trouble.py."""
 
+import contextlib
 import json
 import os
 import re
@@ -148,3 +149,29 @@ def test_what_other_users_have_left_among_the_sweeps_keeps_nobody_from_theirs(
     SweepTable().on_multirun_start(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path)}}}))
     assert Path(os.environ[cli.SWEEP_LOG]).parent == tmp_path
     assert Owner.parse(os.environ[cli.DRIVER]).process == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"), [(75, "stopped   start the same command again"), (None, "failed    its process")]
+)
+def test_jobs_that_outlive_a_stopped_driver_for_a_moment_are_not_called_killed(
+    code: int | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable in (cli.SWEEP_LOG, cli.DRIVER, "HYDRA_FULL_ERROR", "FIRE_TRACEBACK"):  # put back after the test
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setattr(cli, "keep_output", lambda: None)
+    monkeypatch.setattr(cli, "read_arguments", lambda name: None)
+    monkeypatch.setattr(cli, "_command_lines", lambda name, arguments: [["-m"]])
+
+    def sweep(*arguments: object) -> None:
+        os.environ[cli.SWEEP_LOG] = tempfile.mkdtemp(dir=tmp_path)
+        for number in range(2):
+            record_outcome(number, Outcome(f"seed={number}", "failed", cli.KILLED))
+        if code is not None:
+            raise SystemExit(code)
+
+    monkeypatch.setattr(cli, "_run_sweeps", sweep)
+    with contextlib.suppress(SystemExit):
+        cli.run_program(lambda: None, "vision")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition("  ")[2].startswith(shown) for line in lines] == [True, True]
