@@ -46,7 +46,7 @@ class PlasticityGap:
 
     @property
     def lost(self) -> bool:
-        """Whether plasticity is lost: the whole interval of the gap lies above 0."""
+        """Return whether plasticity is lost: the whole interval of the gap lies above 0."""
         return self.low > 0
 
     def __str__(self) -> str:

@@ -41,7 +41,7 @@ class Behaviour(NamedTuple):
     factor: Callable[[int, int], float] | None = None
 
     def scales_alike(self, rows: int, columns: int) -> bool:
-        """Whether a matrix has the same rate as its transpose."""
+        """Return whether a matrix (rows, columns) has the same rate as its transpose."""
         if rows == columns or not self.has_sides:
             return True
         return self.factor is not None and math.isclose(self.factor(rows, columns), self.factor(columns, rows))
@@ -65,10 +65,10 @@ def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], paramete
         return Behaviour(taken, taken, _has_sides(optimizer, group, parameter))
     if optimizer is None:
         by_algorithm = SEPARATE if "algorithm" in group else UNKNOWN  # where `flatten` is False unless it is written
-        return Behaviour(by_algorithm, by_algorithm if "algorithm" in group else JOINED, _says_sides(group))
+        return Behaviour(by_algorithm, by_algorithm if "algorithm" in group else JOINED, _options_say_sides(group))
     return Behaviour(
-        _taken(optimizer, parameter, STACK, (0,), (1,)),
-        _taken(optimizer, parameter, KERNELS, (0, 0), (1, 1)),
+        _how_taken(optimizer, parameter, STACK, (0,), (1,)),
+        _how_taken(optimizer, parameter, KERNELS, (0, 0), (1, 1)),
         _has_sides(optimizer, group, parameter),
     )
 
@@ -88,67 +88,95 @@ def heeds_splits(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
     other = gradient.clone()
     other[0] = gradient[0].flip(-1) * 3
     try:
-        update, changed = (_update(optimizer, parameter, values, splits)[half:] for values in (gradient, other))
+        update, changed = (_trial_update(optimizer, parameter, values, splits)[half:] for values in (gradient, other))
     except Exception:  # whatever a foreign class may raise
         return True
     return torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm()))
 
 
-def _taken(
+def _how_taken(
     optimizer: Optimizer, parameter: Tensor, shape: tuple[int, ...], here: tuple[int, ...], there: tuple[int, ...]
 ) -> str:
-    """Whether the update of the part `there` of a parameter depends on the gradient of the part `here`."""
+    """Return how an optimizer takes the matrices of a parameter, tried on a small one.
+
+    If the update of one matrix depends on the gradient of another one, both are taken as one matrix.
+
+    Args:
+        optimizer: a new one of its class makes the step.
+        parameter: one of its own, for its device and for what the optimizer knows of it.
+        shape: of the small parameter.
+        here: index of the matrix whose gradient is changed.
+        there: index of the matrix whose update is compared.
+
+    Returns:
+        `SEPARATE`, `JOINED`, or, where the step fails, `REFUSED` if a matrix can be trained, else `UNKNOWN`.
+    """
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     other = gradient.clone()
     other[here] = gradient[here].flip(-1) * 3
     try:
-        update, changed = (_update(optimizer, parameter, values)[there] for values in (gradient, other))
+        update, changed = (_trial_update(optimizer, parameter, values)[there] for values in (gradient, other))
     except Exception:  # whatever a foreign class may raise
         return REFUSED if _takes_matrices(optimizer, parameter) else UNKNOWN
     return SEPARATE if torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm())) else JOINED
 
 
 def _takes_matrices(optimizer: Optimizer, parameter: Tensor) -> bool:
-    """Whether an optimizer can be tried at all, here on a matrix."""
+    """Return whether a new optimizer of the class can be built and changes a matrix (32, 8)."""
     try:
-        return bool(_update(optimizer, parameter, torch.ones(TALL)).any())
+        return bool(_trial_update(optimizer, parameter, torch.ones(TALL)).any())
     except Exception:  # whatever a foreign class may raise
         return False
 
 
 def _has_sides(optimizer: Optimizer | None, group: Mapping[str, Any], parameter: Tensor) -> bool:
-    """Whether the updates of a gradient and of its transpose differ by more than the transpose."""
+    """Return whether the rate of an m x n matrix is another than that of an n x m matrix.
+
+    The norms of the updates of a gradient and of its transpose tell it; if no step can be made, the group's options.
+    """
     if optimizer is None:
-        return _says_sides(group)
+        return _options_say_sides(group)
     gradient = torch.randn(TALL, generator=torch.Generator().manual_seed(0))
     try:
-        tall, flat = (_update(optimizer, parameter, values).norm() for values in (gradient, gradient.T))
+        tall, flat = (_trial_update(optimizer, parameter, values).norm() for values in (gradient, gradient.T))
     except Exception:  # whatever a foreign class may raise
-        return _says_sides(group)
+        return _options_say_sides(group)
     return not torch.allclose(tall, flat, rtol=1e-2)
 
 
-def _says_sides(group: Mapping[str, Any]) -> bool:
-    """What the options of a group say: a rate by the root mean square, as Adam's, is the same for a transpose."""
+def _options_say_sides(group: Mapping[str, Any]) -> bool:
+    """Return whether the options of a group scale the rate of a matrix and of its transpose in different ways.
+
+    A rate by the root mean square, as Adam's, is the same for both.
+    """
     says = [str(group[key]) for key in ("adjust_lr", "adjust_lr_fn", "scale_mode") if key in group]
     return not any("rms" in word for word in says) and group.get("use_adjusted_lr") is not True
 
 
-def _is_possible() -> bool:
-    """Not among several processes: a step of one alone would wait for the others."""
+def _may_try_steps() -> bool:
+    """Return whether steps may be tried: not in a process group, where one process would wait for the others."""
     return not (torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
-def _update(
+def _trial_update(
     optimizer: Optimizer, parameter: Tensor, gradient: Tensor, splits: Mapping[str, Any] | None = None
 ) -> Tensor:
-    """What a step of a new optimizer of the same class and options adds to a small parameter of zeros.
+    """Return what the first steps of a new optimizer of the same class and options add to a small parameter of zeros.
+
+    Args:
+        optimizer: stays as it is.
+        parameter: one of its own, for its device and for what the optimizer knows of it.
+        gradient: of the small parameter, the same in each step.
+        splits: entries of the group that say how the small parameter is cut.
+
+    Returns:
+        The update, of the gradient's shape, on the CPU. Optimizers whose first step changes nothing make up to three.
 
     Raises:
-        CannotBuildError: no new optimizer can be built.
+        CannotBuildError: no new optimizer can be built, or it changes nothing.
         Exception: whatever its step raises.
     """
-    if not _is_possible():
+    if not _may_try_steps():
         raise CannotBuildError("a step among several processes")
     device = "cpu" if parameter.device.type == "meta" else parameter.device
     with without_side_effects():

@@ -24,7 +24,7 @@ from fire_core.weights.topology import clean_name, unwrap
 
 
 def muonium_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """Groups for `muonium.Muon` (0.2): `split_sizes` of fused weights, `flatten` for convolutions, AdamW for the rest.
+    """Return groups for `muonium.Muon` (0.2): fused weights with `split_sizes`, convolutions with `flatten`, AdamW's.
 
     `split_sizes` are runs of rows of a matrix (d_out, d_in). A stack (count, d_out, d_in) is taken matrix by matrix.
     It has no words for weights that are stored (d_in, d_out), interleaved by head, or stacks of fused matrices, nor for
@@ -52,7 +52,7 @@ def muonium_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
 
 
 def gram_newton_schulz_groups(model: nn.Module, **options: Any) -> MuonGroups:
-    """Groups for `gram_newton_schulz.Muon` (0.1): a function that cuts a weight, and one that joins its parts.
+    """Return groups for `gram_newton_schulz.Muon` (0.1), with functions that cut a weight and join its parts.
 
     It takes every cut of `muon_groups` but of stacks whose matrices do not lie one by one in the first of three
     dimensions, as those of one-dimensional convolutions: these are left to the other optimizer.
@@ -79,7 +79,10 @@ def gram_newton_schulz_groups(model: nn.Module, **options: Any) -> MuonGroups:
 
 
 def by_shape(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Groups whose parameters are all of one shape, as a function that joins parts has to know it."""
+    """Return the groups, divided so that all parameters of one have the same shape and cuts.
+
+    A function that joins the parts of a weight has to know its shape.
+    """
     divided: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for group in groups:
         for parameter in group["params"]:
@@ -95,7 +98,20 @@ InWords = Callable[[Tensor, Cuts], dict[str, Any]]
 
 
 def _sayable_groups(model: nn.Module, package: str, in_words: InWords, options: Mapping[str, Any]) -> MuonGroups:
-    """The groups of `muon_groups` that a package has words for, and all other parameters."""
+    """Return the groups of `muon_groups` that a package has words for, and all other parameters.
+
+    Args:
+        model: any module.
+        package: its name, for messages.
+        in_words: gives the package's options for a weight, or raises a CannotSayError.
+        options: of `muon_groups`.
+
+    Raises:
+        ValueError: the package has words for no hidden matrix.
+
+    Warns:
+        FireWarning: weights that are left to the other optimizer for want of words, and those of `muon_groups`.
+    """
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", FireWarning)
         muon, adam = muon_groups(model, **options)
@@ -183,8 +199,10 @@ class Split:
     shape: tuple[int, ...]
 
     def __call__(self, tensor: Tensor) -> list[Tensor]:
-        """The matrices, each with as many dimensions as the tensor: (d_out, d_in), (count, d_out, d_in), or those of a
-        convolution (1, 1, d_out, d_in)."""
+        """Return the matrices of a tensor, each with as many dimensions as the tensor.
+
+        They are (d_out, d_in), (count, d_out, d_in), or those of a convolution (1, 1, d_out, d_in).
+        """
         stacks = [matrices_of(entry, tensor) for entry in entries_of(tensor, self.cuts)]
         if tensor.ndim == 3:
             return stacks
@@ -199,7 +217,7 @@ class Recombine:
     split: Split
 
     def __call__(self, parts: Sequence[Tensor]) -> Tensor:
-        """A tensor of the parameter's shape."""
+        """Return the tensor of the parameter's shape that holds these matrices."""
         tensor = parts[0].new_empty(self.split.shape)
         entries = entries_of(tensor, self.split.cuts)
         matrices = [matrix for part in parts for matrix in part.reshape(-1, *part.shape[-2:])]

@@ -60,7 +60,7 @@ class Link:
 
     @property
     def projects(self) -> bool:
-        """Whether the layer makes queries, keys or values."""
+        """Return whether the layer makes queries, keys or values."""
         return self.name.rpartition(".")[2] in PROJECTIONS
 
 

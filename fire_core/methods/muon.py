@@ -136,7 +136,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The parameter groups of all parts, in their order."""
+        """Return the parameter groups of all parts, in their order."""
         return [group for part in self.parts for group in part.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:

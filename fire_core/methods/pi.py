@@ -29,7 +29,7 @@ class Injected(nn.Module):
 
     @property
     def heads(self) -> list[nn.Module]:
-        """The new, the old and the frozen head; all three read the same features."""
+        """Return the new, the old and the frozen head; all three read the same features."""
         return [self.new, self.old, self.frozen]
 
     def forward(self, *inputs: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class BoundaryReport:
     measuring: float = 0.0
 
     def __str__(self) -> str:
-        """The numbers, and a table of each module's weights below its name."""
+        """Return the numbers, and a table of each module's weights below its name."""
         numbers = [f"{name} {value:.4g}" for name, value in self.numbers.items()]
         return "\n".join([*numbers, *(f"{name}:\n{report}" for name, report in self.weights.items())])
 
@@ -190,7 +190,7 @@ class Method(Saved):
 
     @property
     def acts_within_phases(self) -> bool:
-        """Whether any hook besides `at_boundary` does something.
+        """Return whether any hook besides `at_boundary` does something.
 
         Such hooks are called only in phases in which the benchmark lets methods act. If that includes the first phase,
         its result cannot be shared with other methods.

@@ -101,7 +101,7 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """The number of matrices in the batch."""
+        """Return the number of matrices in the batch."""
         return sum(entry.count for entry in self.entries)
 
 

@@ -66,14 +66,14 @@ class Row:
 
     @property
     def numel(self) -> int:
-        """How many numbers the weight or block holds."""
+        """Return how many numbers the weight or block holds."""
         return self.matrices * math.prod(self.shape)
 
     @property
     def deviation(self) -> float:
-        """Root mean square of (sigma / scale)^2 - 1 over all singular values of the new weight; NaN if not measured.
+        """Return the root mean square of (sigma / scale)^2 - 1 over all singular values of the new weight.
 
-        Matrices that were skipped count as they are.
+        It is NaN if it was not measured. Matrices that were skipped count as they are.
         """
         values = self.matrices * min(self.shape, default=0)
         return math.sqrt(self.dfi_after / values) if values else 0.0

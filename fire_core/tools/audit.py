@@ -62,7 +62,7 @@ def explanations(findings: list[Finding]) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0, or 2 with one line on stderr for what cannot be used."""
+    """Run the command; return 0, or 2 with one line on stderr for what cannot be used."""
     parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
     add_choice(parser)

@@ -19,13 +19,13 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with an option on one line, without the usage before it."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit code 2."""
+        """Print what is wrong with an option, and end the command with exit code 2."""
         print(message.removeprefix("argument "), file=sys.stderr)
         raise SystemExit(2)
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number from `least` up."""
+    """Return the type of a command line option that is a whole number from `least` up."""
 
     def number(text: str) -> int:
         if not text.lstrip("-").isdecimal() or int(text) < least:
@@ -36,7 +36,13 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def blocks_of(text: str) -> tuple[str, Declared]:
-    """The type of `--blocks`: a pattern and heights, `*.qkv.weight=64,16,16` or `*.qkv.weight=q:64,k:16,v:16`."""
+    """Read the text of `--blocks`: a pattern, and the heights of the blocks, with or without names.
+
+    `*.qkv.weight=64,16,16` or `*.qkv.weight=q:64,k:16,v:16`.
+
+    Raises:
+        ArgumentTypeError: the text is not of this form.
+    """
     pattern, _, heights = text.rpartition("=")
     words = [word.rpartition(":") for word in heights.split(",")]
     if not pattern or any(not height.isdecimal() for _, _, height in words):
@@ -47,7 +53,7 @@ def blocks_of(text: str) -> tuple[str, Declared]:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The options `--model`, and `--blocks` and `--transposed` of `fire_`."""
+    """Add the options that say how weights are cut: `--model`, and `--blocks` and `--transposed` of `fire_`."""
     parser.add_argument(
         "--model",
         metavar="NAME",
@@ -68,7 +74,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def progress(items: Sequence[T], what: str) -> Iterator[T]:
-    """The items; every few seconds how many are done goes to stderr."""
+    """Yield the items; every few seconds write to stderr how many of them are done."""
     begin = last = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()

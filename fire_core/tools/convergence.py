@@ -69,7 +69,7 @@ class Steps:
 
 
 def family(name: str, size: int, draws: int, seed: int) -> Tensor:
-    """Random matrices (draws, m, n) in float32, entries of variance 1 / max(m, n) unless said otherwise.
+    """Return random matrices (draws, m, n) in float32, with entries of variance 1 / max(m, n) unless said otherwise.
 
     Args:
         name: `square` n x n, `tall` 4n x n and `wide` n x 4n are Gaussian; `ill-conditioned` is n x n with singular
@@ -77,6 +77,9 @@ def family(name: str, size: int, draws: int, seed: int) -> Tensor:
         size: n.
         draws: number of matrices.
         seed: of the generator.
+
+    Raises:
+        ValueError: the name is unknown.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -96,11 +99,11 @@ def family(name: str, size: int, draws: int, seed: int) -> Tensor:
 
 
 def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
-    """The matrices of a checkpoint as same-shape batches in float32; at most `limit` of each shape, evenly spaced.
+    """Return the matrices of a checkpoint in float32, in one batch (count, m, n) for each shape.
 
     Args:
         path: see `checkpoint.source.load`.
-        limit: how many matrices of each shape.
+        limit: how many matrices of each shape are taken, evenly spaced.
         choice: options of `reader.read_cuts`.
 
     Raises:
@@ -123,7 +126,7 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
 
 
 def measure(label: str, batches: Sequence[Tensor], solver: str, norm_init: str, iterations: int) -> Row:
-    """Run one solver on all batches."""
+    """Run one solver on all batches (count, m, n), and return what its results are and what they cost."""
     dfis, sfes, per_n, low, high = [], [], [], math.inf, 0.0
     begin = time.perf_counter()
     results = [polar_factor(W, solver, iterations=iterations, norm_init=norm_init) for W in batches]
@@ -145,7 +148,14 @@ def measure(label: str, batches: Sequence[Tensor], solver: str, norm_init: str, 
 
 
 def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str], limit: int = 200) -> Steps:
-    """How many Newton-Schulz steps each matrix needs, from each start."""
+    """Count how many Newton-Schulz steps each matrix needs, from each start, until DfI / n is at most 1e-6.
+
+    Args:
+        label: name of the set of weights.
+        batches: the matrices, (count, m, n) each.
+        norm_inits: the starts: what a matrix is divided by before the first step.
+        limit: most steps.
+    """
     taken: dict[str, list[int]] = {norm_init: [] for norm_init in norm_inits}
     conditions = []
     for W in batches:
@@ -170,7 +180,7 @@ def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str]
 
 
 def markdown(steps: Sequence[Steps], command: str) -> str:
-    """The step counts as a table."""
+    """Return the step counts as a Markdown page with one table."""
     starts = list(steps[0].median)
     lines = ["# Convergence", "", f"Made by `{command}` with torch {torch.__version__}.", ""]
     lines += [f"## Newton-Schulz steps until DfI / n <= {ARRIVED:g}: median (worst matrix)", ""]
@@ -183,7 +193,11 @@ def markdown(steps: Sequence[Steps], command: str) -> str:
 
 
 def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
-    """The largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start."""
+    """Draw the largest DfI / n over iterations: a panel for each set of weights, a line for each solver and start.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -220,7 +234,7 @@ def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
 
 
 def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) -> None:
-    """All files into `out`; without matplotlib, no pictures."""
+    """Write all files into `out`; without matplotlib, no pictures."""
     if steps:
         (out / "convergence.md").write_text(markdown(steps, command))
     with (out / "convergence.csv").open("w", newline="") as file:
@@ -237,7 +251,7 @@ def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) 
 
 
 def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) -> tuple[list[Row], list[Steps]]:
-    """Everything the options ask for, on every set of weights."""
+    """Measure every solver and start that the options ask for on every set of weights, and print each result."""
     rows, steps = [], []
     for label, batches in weights.items():
         for solver in options.solvers:
@@ -255,7 +269,7 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0, or 2 with one line on stderr for a file that cannot be used."""
+    """Run the command; return 0, or 2 with one line on stderr for a file that cannot be used."""
     parser = Parser(prog="python -m fire_core.convergence", description=__doc__.split("\n")[0])
     parser.add_argument(
         "checkpoints", nargs="*", type=Path, help="folders and files of weights, as fire_core.audit takes"

@@ -46,7 +46,7 @@ UNKNOWN = {
 
 
 def of_model(spec: str, only: str | None = None, **options: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """The matrices of the model that `module:callable` builds, and lines for the user.
+    """Return the matrices of the model that `module:callable` builds, a row each, and lines for the user.
 
     Raises:
         CheckpointError: there is no such function, or it gives no module.
@@ -77,7 +77,7 @@ def of_model(spec: str, only: str | None = None, **options: Any) -> tuple[list[d
 def of_checkpoint(
     path: str, model: str | None, only: str | None, **options: Any
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The matrices of a checkpoint's weights, and lines for the user.
+    """Return the matrices of a checkpoint's weights, a row each, and lines for the user.
 
     Raises:
         CheckpointError: the checkpoint cannot be used.
@@ -96,7 +96,10 @@ def of_checkpoint(
 
 
 def extremes(values: Tensor) -> dict[str, float]:
-    """The largest and the smallest singular value of matrices (count, d_out, d_in); nothing if one is not finite."""
+    """Return the `largest` and the `smallest` singular value of matrices (count, d_out, d_in).
+
+    The dict is empty if one of the matrices is not finite.
+    """
     if not bool(values.isfinite().all()):
         return {}
     spectra = [singular_values(matrix) for matrix in values]
@@ -104,14 +107,14 @@ def extremes(values: Tensor) -> dict[str, float]:
 
 
 def lines(rows: Iterable[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """The cells of the table."""
+    """Yield the cells of each row of the table."""
     for row in rows:
         ends = tuple(f"{row[key]:.4g}" if key in row else "" for key in ("largest", "smallest"))
         yield (*cells(row), *ends)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0, or 2 with one line on stderr for what cannot be used."""
+    """Run the command; return 0, or 2 with one line on stderr for what cannot be used."""
     parser = Parser(prog="fire matrices", description=__doc__.split("\n")[0])
     parser.add_argument("model_or_path", metavar="PATH", help="a transformers folder, a file, or module:callable")
     add_choice(parser)

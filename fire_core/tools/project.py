@@ -100,7 +100,7 @@ def project(
 
 
 def report_path(target: Path) -> Path:
-    """Where the report of a projected checkpoint lies: beside it."""
+    """Return the path of a projected checkpoint's report, which lies beside it."""
     return target.with_name(f"{target.name}.fire.json")
 
 
@@ -145,7 +145,20 @@ def _check_chosen(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout:
 
 
 def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
-    """Copy the checkpoint, with projected numbers in the place of the old ones; the rows of `fire_`'s reports."""
+    """Copy the checkpoint with projected numbers in the place of the old ones.
+
+    Args:
+        checkpoint: stays as it is.
+        copy: path of the copy, which does not exist yet.
+        chosen: the tensors of which something is projected.
+        options: of `fire_`.
+
+    Returns:
+        The rows of `fire_`'s reports.
+
+    Raises:
+        CheckpointError: `fire_` refuses an option or a weight.
+    """
     if checkpoint.path.is_dir():
         shutil.copytree(checkpoint.path, copy)
         for path in checkpoint.stale:
@@ -220,7 +233,7 @@ def _report(
 
 
 def summary(report: dict[str, Any]) -> str:
-    """The report in a few lines."""
+    """Return the report in a few lines of text."""
     rows, numbers = report["rows"], report["numbers"]
     total = {key: sum(row[key] or 0 for row in rows) for key in ("dfi_before", "dfi_after", "sfe")}
     matrices = sum(row["matrices"] - row["skipped"] for row in rows)
@@ -238,7 +251,7 @@ def summary(report: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; 0, or 2 with one line on stderr for what cannot be done."""
+    """Run the command; return 0, or 2 with one line on stderr for what cannot be done."""
     parser = Parser(prog="python -m fire_core.project", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("source", metavar="IN", help="a transformers folder, a .safetensors file, or a file of torch.save")

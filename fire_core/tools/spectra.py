@@ -48,14 +48,17 @@ class Finding:
 
     @property
     def benefits(self) -> bool:
-        """Whether the weight meets `RULE`."""
+        """Return whether the weight meets `RULE`."""
         m, n = self.shape
         gaussian = m * n / (math.sqrt(m) + math.sqrt(n)) ** 2
         return self.stable_rank < gaussian / 2 or self.condition > DEFICIENT
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Singular values of one matrix (m, n) in any float type, float64, descending, to the precision said above."""
+    """Return the singular values of a matrix (m, n) in any float type, in float64, descending.
+
+    How precise they are is said at the top of this module.
+    """
     W = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
     m, n = W.shape
     G = torch.zeros(n, n, dtype=torch.float64, device="cpu")
@@ -71,7 +74,7 @@ def singular_values(matrix: Tensor) -> Tensor:
 
 
 def finding(name: str, matrices: Tensor, scale: float) -> Finding:
-    """What the spectra of a weight's matrices (count, m, n) say.
+    """Return what the spectra of a weight's matrices (count, m, n) say.
 
     Args:
         name: for the finding.

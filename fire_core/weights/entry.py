@@ -33,7 +33,7 @@ class Cut:
 
     @property
     def rows(self) -> int:
-        """Number of rows of the weight's matrix."""
+        """Return the number of rows of the weight's matrix."""
         return self.repeats * sum(height for _, height in self.blocks)
 
 
@@ -85,12 +85,12 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """The name with the block behind it: `h.0.attn.c_attn.weight[q]`."""
+        """Return the name with the block behind it: `h.0.attn.c_attn.weight[q]`."""
         return f"{self.name}[{self.block}]" if self.block else self.name
 
     @property
     def row_dim(self) -> int:
-        """The dimension of the stored tensor that `rows` counts along."""
+        """Return the dimension of the stored tensor that `rows` counts along."""
         if self.kind == "conv":
             return 0
         last = self.parameter.ndim - 1
@@ -98,14 +98,14 @@ class Entry:
 
     @property
     def d_out(self) -> int:
-        """Number of rows of the whole parameter's matrix, or the length of a bias."""
+        """Return the number of rows of the whole parameter's matrix, or the length of a bias."""
         if self.parameter.ndim == 0:
             return 1
         return self.parameter.shape[1 if self.kind == "conv_transpose" else self.row_dim]
 
     @cached_property
     def where(self) -> slice | Tensor:
-        """The block's positions along `row_dim`: a slice or, if they are not one run, an index of shape (n,)."""
+        """Return the block's positions along `row_dim`: a slice or, if they are not one run, an index of shape (n,)."""
         if self.rows is None:
             return slice(None)
         if self.repeats * self.groups == 1:
@@ -177,23 +177,23 @@ class Entry:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """(d_out, d_in) of one matrix."""
+        """Return (d_out, d_in) of one matrix."""
         view = self.view(_meta(self.parameter))
         return view.shape[-2], view.shape[-1]
 
     @cached_property
     def count(self) -> int:
-        """Number of matrices that the entry holds."""
+        """Return the number of matrices that the entry holds."""
         return math.prod(self.view(_meta(self.parameter)).shape[:-2])
 
     @property
     def positions(self) -> int:
-        """Number of kernel positions of a convolution, such as k_h * k_w; 1 for anything else."""
+        """Return the number of kernel positions of a convolution, such as k_h * k_w; 1 for anything else."""
         return self.count // self.groups if self.kind.startswith("conv") else 1
 
     @property
     def size(self) -> int:
-        """Number of the parameter's elements that belong to this entry."""
+        """Return the number of the parameter's elements that belong to this entry."""
         if self.rows is None:
             return self.parameter.numel()
         total = max(1, self.parameter.shape[self.row_dim])

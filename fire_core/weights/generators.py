@@ -14,7 +14,7 @@ from torch import Tensor
 
 @contextmanager
 def restored_generators(tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Context that puts the states of torch's, numpy's and Python's random generators back when it ends.
+    """Put back the states of torch's, numpy's and Python's random generators at the end of this block.
 
     Args:
         tensors: tensors on the CUDA devices whose generators are restored besides that of the CPU.

@@ -54,7 +54,7 @@ class Master:
 
     @property
     def rows(self) -> slice | None:
-        """Where the copy is in its flat tensor; None: it is the whole tensor."""
+        """Return where the copy is in its flat tensor; None: it is the whole tensor."""
         if self.start is None:
             return None
         return slice(self.start, self.start + len(range(self.weight.numel())[self.part or slice(None)]))
@@ -220,7 +220,7 @@ def _given_masters(named: Mapping[str, Tensor], given: Masters) -> dict[int, Mas
 
 @contextmanager
 def copied_to_masters(masters: Iterable[Master]) -> Iterator[None]:
-    """Context that, when it ends without an error, copies what was changed in the weights into their masters.
+    """Copy what is changed in weights within this block into their masters, when the block ends without an error.
 
     A number that did not change in half precision keeps the master's further digits.
     """

@@ -297,7 +297,7 @@ def steps_without_states(optimizer: Optimizer, chosen: set[int]) -> bool:
 
 @contextmanager
 def without_side_effects() -> Iterator[None]:
-    """Context in which optimizers can be built and step without the caller noticing.
+    """Let optimizers be built and step within this block without the caller noticing.
 
     Warnings, compilation and the hooks that torch calls for all optimizers are off. At the end the hooks and the random
     generators are as they were.

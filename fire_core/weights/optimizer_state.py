@@ -183,7 +183,7 @@ class StateReset:
 
     @property
     def count(self) -> int:
-        """Number of (optimizer, parameter) states that were reset so far, wholly or in part."""
+        """Return the number of (optimizer, parameter) states that were reset so far, wholly or in part."""
         return len(self._states)
 
     @torch.no_grad()

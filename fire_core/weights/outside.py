@@ -34,7 +34,7 @@ _IMMUTABLE = (int, float, complex, str, bytes, type(None))
 
 @contextmanager
 def state_outside_restored(module: nn.Module) -> Iterator[None]:
-    """Context that, when it ends, puts back what a forward pass of a module, or of its copy, changed outside of it.
+    """Put back, at the end of this block, what a forward pass of a module, or of its copy, changed outside of it.
 
     It does not put back files, devices, other processes, memory of compiled extensions, objects with slots, tensors and
     arrays of more than a million numbers, and what code reaches by a name that it computes (`getattr(x, name)`).

@@ -130,7 +130,7 @@ class Surroundings:
 
     @cached_property
     def layer_counts(self) -> Counter[nn.Module]:
-        """From each module to the number of linear layers and convolutions in it, itself included."""
+        """Return for each module the number of linear layers and convolutions in it, itself included."""
         counts: Counter[nn.Module] = Counter()
         for module in reversed([*self.model.modules()]):  # children before their parents
             counts[module] = is_linear(module) + sum(counts[child] for child in module.children())
@@ -138,7 +138,7 @@ class Surroundings:
 
     @cached_property
     def networks(self) -> set[nn.Module]:
-        """The model and, if it only wraps others, these: one, or several of one class (student and teacher)."""
+        """Return the model and, if it only wraps others, these: one, or several of one class (student and teacher)."""
         networks, possible_wrappers = {self.model}, [self.model]
         while possible_wrappers:
             children = [child for child in possible_wrappers.pop().children() if self.layer_counts[child]]
@@ -149,7 +149,7 @@ class Surroundings:
 
     @cached_property
     def output_layers(self) -> set[nn.Module]:
-        """The layers that networks themselves name as their last ones.
+        """Return the layers that networks themselves name as their last ones.
 
         These are `get_classifier()` in timm, `get_output_embeddings()` in transformers, and the output networks of
         policies in stable-baselines3.
@@ -233,17 +233,17 @@ class Use:
 
     @cached_property
     def owner(self) -> nn.Module:
-        """The module that has the parameter."""
+        """Return the module that has the parameter."""
         return self.path[-1]
 
     @cached_property
     def is_raw(self) -> bool:
-        """Whether its owner is no linear layer or convolution, as in nn.MultiheadAttention."""
+        """Return whether its owner is no linear layer or convolution, as in nn.MultiheadAttention."""
         return not is_linear(self.owner)
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
-        """The name of the layer, or of a raw parameter, and the module that holds it.
+        """Return the name of the layer, or of a raw parameter, and the module that holds it.
 
         A Sequential and an adapter around the layer are skipped: the layer `to_out.0` has the name to_out.
         """

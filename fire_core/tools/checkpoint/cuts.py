@@ -119,10 +119,18 @@ def _check_floats(checkpoint: Checkpoint, include: Sequence[str]) -> None:
 
 
 def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
-    """The parameter's name for each tensor's, as far as there is one.
+    """Return the name of the parameter for each tensor's name, as far as there is one.
 
     In a file of a training loop, {"state_dict": {"model.conv1.weight": ...}, "state_dict_ema": ...}, all names begin
     with something else.
+
+    Args:
+        checkpoint: the checkpoint.
+        parameters: their names in the model.
+        origin: what names the model, for messages; "" if there is none and names are all that is known.
+
+    Raises:
+        CheckpointError: the tensors have no names, or no tensor has a parameter's name.
     """
     names = [stored.name for stored in checkpoint.tensors]
     starts = {name: [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")] for name in names}
@@ -159,7 +167,10 @@ def _cut_of_tensor(stored: Stored, place: str, parameters: Mapping[str, list[Ent
 
 
 def _without_copies(cuts: list[Cut]) -> list[Cut]:
-    """Of tensors that share numbers in a file the first stands for all if they are one parameter, else none is cut."""
+    """Return the cuts so that no number of a file is projected twice.
+
+    Of tensors that share numbers the first stands for all if they are one parameter; else none of them is cut.
+    """
     runs: list[list[Cut]] = []
     end = 0
     for one in sorted((c for c in cuts if c.stored.floating and c.stored.tensor.numel()), key=lambda c: c.stored.place):

@@ -24,7 +24,11 @@ DTYPES = {
 
 
 def tensors_of(path: Path, writable: bool = False) -> list[Stored]:
-    """The tensors of a file, in the order in which they lie; `writable`: what is written to them is in the file.
+    """Return the tensors of a file, in the order in which they lie in it.
+
+    Args:
+        path: the file, which is mapped into memory.
+        writable: what is written to the tensors is written to the file.
 
     Raises:
         CheckpointError: it is no such file, or its header does not fit its length.

@@ -26,11 +26,14 @@ from fire_core.tools.checkpoint.stored import CheckpointError, Stored
 
 
 def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module | None, str]:
-    """The model of a checkpoint, and what to tell the user of how it was found; None where nothing says.
+    """Return the model of a checkpoint, without numbers, and what the user has to know of how it was found.
 
     Args:
         checkpoint: what `source.load` gave.
         name: `timm:<model>`, `torchvision:<model>` or a folder with a config.json; None for its own config.json.
+
+    Returns:
+        The model, None where nothing names it; and a line for the user, "" if there is nothing to say.
 
     Raises:
         CheckpointError: the name is unknown, or its package is missing.
@@ -135,7 +138,14 @@ def _build_torchvision(name: str) -> nn.Module:
 
 @contextlib.contextmanager
 def _quiet(package: str) -> Iterator[None]:
-    """Around code of others: its warnings dropped, its errors on one line."""
+    """Run code of another package without its warnings, and raise its errors as one line.
+
+    Args:
+        package: its name, for messages.
+
+    Raises:
+        CheckpointError: the package is not installed, or its code fails.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -149,7 +159,7 @@ def _quiet(package: str) -> Iterator[None]:
 
 
 def model_of_names(tensors: list[Stored], declared: Sequence[str] = ()) -> nn.Module:
-    """A tree of modules with the tensors' names and shapes; see above.
+    """Return a tree of modules with the tensors' names and shapes, for a checkpoint whose model is not known.
 
     Args:
         tensors: of a checkpoint.

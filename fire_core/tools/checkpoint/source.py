@@ -77,7 +77,11 @@ def load(path: str | Path) -> Checkpoint:
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:
-    """The folder's config.json; None without one."""
+    """Return what the folder's config.json holds; None without one.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds no JSON object.
+    """
     return _read_json_object(folder / "config.json") if (folder / "config.json").is_file() else None
 
 
@@ -97,7 +101,14 @@ def _read_json_object(path: Path) -> dict[str, Any]:
 
 
 def _weight_files(folder: Path) -> tuple[list[Path], dict[str, str], Path | None]:
-    """The files that hold a folder's weights, in which of them its index says each tensor is, and that index."""
+    """Return the files that hold a folder's weights, in which of them each tensor is, and the index that says so.
+
+    Returns:
+        files, tensor -> name of its file, path of the index; the last two are empty and None without an index.
+
+    Raises:
+        CheckpointError: there are no weights, or the index names files that are not there.
+    """
     for name in WEIGHTS:
         if (folder / name).is_file():
             return [folder / name], {}, None

@@ -31,12 +31,12 @@ class Stored:
 
     @property
     def floating(self) -> bool:
-        """Whether the numbers are floats that a projection can write (float8 is not)."""
+        """Return whether the numbers are floats that a projection can write (float8 is not)."""
         return self.tensor.dtype in FLOATS and self.tensor.layout == torch.strided and not self.tensor.is_meta
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where in memory the first and behind the last of its numbers lie."""
+        """Return the addresses in memory of its first number and behind its last one."""
         t = self.tensor
         last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
         return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size() * bool(t.numel())

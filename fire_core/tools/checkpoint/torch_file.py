@@ -30,7 +30,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square
 
 
 def harmless() -> list[Any]:
-    """Classes that hold data alone: building one runs no code of the file's."""
+    """Return the classes that hold data alone: building an object of theirs runs no code of the file's."""
     found: list[Any] = [argparse.Namespace, types.SimpleNamespace]
     found += [datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone]
     paths = {kind.__name__: kind for kind in (type(pathlib.Path()), pathlib.PurePosixPath, pathlib.PureWindowsPath)}
@@ -49,7 +49,7 @@ def harmless() -> list[Any]:
 
 
 def tensors_of(path: Path) -> tuple[Any, list[Stored], list[str]]:
-    """What a file holds, its tensors, and the names of an optimizer's, which are left out.
+    """Return what a file holds, its tensors, and the names of optimizers' tensors, which are left out of these.
 
     Raises:
         CheckpointError: no such file, no checkpoint, or one that holds more than data.
@@ -87,7 +87,7 @@ def _reason_of_failure(path: Path, error: Exception) -> str:
 
 
 def _flatten(content: Any, skipped: list[str], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors by dotted names; those of optimizers go to `skipped`."""
+    """Yield the tensors within nested containers by dotted names; add the names of optimizers' tensors to `skipped`."""
     if isinstance(content, Tensor):
         if prefix.rsplit(".", 1)[-1] in MOMENTS:
             skipped.append(prefix)
