@@ -436,7 +436,7 @@ class _Checker:
             yield self._problem("error", "twice", p, message, self._line_to_remove(p, places))
 
     def _check_shared_memory(self) -> Iterator[MuonProblem]:
-        """Yield an error for each two parameters in one memory: they are one weight with two updates."""
+        """Yield an error for each pair of parameters in one memory: they are one weight with two updates."""
         named = {clean_name(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         for first, second in overlapping(named.items()):
             if self.places.get(id(named[first])) and self.places.get(id(named[second])):
@@ -507,7 +507,7 @@ class _Checker:
                 yield self._problem("note", "raw", p, f"{raw}: which matrices it holds is not known", declare)
 
     def _check_matrices(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
-        """Yield an error if what Muon takes for a matrix is none, or if its rate is scaled by the shape of another one.
+        """Yield an error if Muon takes something else than a parameter's matrices, or scales by another shape.
 
         Matrices that are cut by head give a note.
         """
@@ -527,9 +527,7 @@ class _Checker:
             yield self._problem("error", wrong[0], p, wrong[1], self._line_to_rebuild(holder))
 
     def _fault_of_uncut(self, p: Tensor, entries: list[Entry], behaviour: Behaviour) -> tuple[str, str] | None:
-        """Return the kind and the message of what is wrong with a parameter that no cut divides; None if it is trained
-        rightly.
-        """
+        """Return the kind and the message of the fault of a parameter that no cut divides; None if it has no fault."""
         first, shape = entries[0], " x ".join(map(str, p.shape))
         if first.kind == "conv_transpose":
             return (

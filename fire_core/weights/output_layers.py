@@ -31,7 +31,7 @@ class Network(NamedTuple):
 
 
 def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set[int]:
-    """The `id`s of the weights of linear layers that put out what a network is for.
+    """Return the `id`s of the weights of linear layers that put out what a network is for.
 
     Args:
         model: without wrappers.
@@ -54,7 +54,14 @@ def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set
 
 
 def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator[Network]:
-    """The networks that a module only wraps: it has no layers and no matrices of its own, and each part has several."""
+    """Yield the networks that a module wraps, if it only wraps networks.
+
+    Such a module has no layers and no matrices of its own, and each part has several layers.
+
+    Args:
+        module: the module.
+        row: the list of modules in which it lies, if it lies in one.
+    """
     parts = list(parts_of(module))
     held = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.ndim > 1]
     if held or not parts or any(sum(map(is_linear, part.module.modules())) < 2 for part in parts):
@@ -65,7 +72,7 @@ def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator
 
 
 def parts_of(module: nn.Module) -> Iterator[Network]:
-    """The children of a module that have parameters; of lists and mappings of modules theirs."""
+    """Yield the children of a module that have parameters; those of a list or mapping of modules in its place."""
     for child in module.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)) and is_torchs(type(child)):
             yield from (Network(part, child) for part, _ in parts_of(child))
@@ -74,26 +81,29 @@ def parts_of(module: nn.Module) -> Iterator[Network]:
 
 
 def _alike(first: Network, second: Network) -> bool:
+    """Return whether two different networks have layers of the same sizes in the same order."""
     return first.module is not second.module and _sizes(first.module) == _sizes(second.module)
 
 
 def _sizes(module: nn.Module) -> list[tuple[int, int]]:
+    """Return (d_out, d_in) of each linear layer and convolution, in the order of registration."""
     return [(outputs(layer), width(layer)) for layer in module.modules() if is_linear(layer)]
 
 
 def _weights_of(network: nn.Module) -> set[int]:
+    """Return the `id`s of the weights of a network's linear layers."""
     return {id(layer.weight) for layer in network.modules() if is_dense(layer)}
 
 
 def _outputs_of(
     network: nn.Module, code: SourceReader, weights: Set[int], is_part: bool, alike: list[nn.Module]
 ) -> set[int]:
-    """The weights of a network's output layers.
+    """Return the `id`s of the weights of a network's output layers.
 
     Args:
         network: a module.
         code: what was read of the model.
-        weights: of its linear layers.
+        weights: `id`s of the weights of its linear layers.
         is_part: whether another forward pass uses what it returns.
         alike: modules of one list with it that are built alike: blocks, if one reads what another one returns.
     """
