@@ -768,7 +768,7 @@ class _Reading:
             return list(value.children())
         if isinstance(value, (dict, nn.ModuleDict)):
             return list(value.keys())
-        if isinstance(value, range):
+        if isinstance(value, (range, str)):
             return list(value)[:64]
         if isinstance(value, Parts):
             return [self._part(value, i) for i in range(count or MOST_TURNS)]
@@ -1097,8 +1097,9 @@ class _Reading:
         if isinstance(owner, (tuple, list, nn.ModuleList, nn.Sequential)):
             return self._item(owner, index)
         if isinstance(owner, (dict, nn.ModuleDict)):
-            if isinstance(index, str | int):
-                return owner[index] if index in owner else Unknown()  # type: ignore[index]
+            if isinstance(index, str | int) and index in owner:
+                return owner[index]  # type: ignore[index]
+            self.reader._escape(owner, "looked up")  # it is not known which value is taken
             return functools.reduce(_either, owner.values()) if len(owner) else Unknown()
         if isinstance(owner, Parts):
             return self._part(owner, index) if isinstance(index, int) else owner
@@ -1180,7 +1181,7 @@ class _Reading:
                 continue
             axis = _axis(flow, dim)
             if isinstance(item, slice):
-                flow = self._slice(flow, axis, item, spot, node)
+                flow = self._slice(flow, axis, item, spot, node, dim)
                 at += 1
             elif isinstance(item, (Flow, Unknown, Size, list, tuple)):
                 at += isinstance(item, (Flow, list, tuple))  # an index along this axis: what it takes is not known
@@ -1199,7 +1200,7 @@ class _Reading:
             return flow if axis is None and flow.is_open and flow.axes is not None else altered(flow, axes=None)
         return self._select(flow, axis if not flow.is_open else axis - len(flow.axes), item, where, node)
 
-    def _slice(self, flow: Flow, axis: int | None, item: slice, spot: ast.expr, node: ast.AST) -> Flow:
+    def _slice(self, flow: Flow, axis: int | None, item: slice, spot: ast.expr, node: ast.AST, dim: int) -> Flow:
         bounds = (item.start, item.stop, item.step)
         if flow.axes is None or all(bound is None for bound in bounds):
             return flow
@@ -1208,7 +1209,7 @@ class _Reading:
             known = all(isinstance(bound, int | None) for bound in bounds)
             if not (sure and known and flow.is_open and flow.axes == (FEATURES,)):
                 return flow
-            axis = len(flow.axes) - 1
+            axis, flow = dim, _with_features_at(flow, dim)
         return self.reader._take(flow, axis, _slice_key(item, spot), "slice", node, self.context)
 
     # ------------------------------------------------------------------------------------------------------------ calls
@@ -1659,7 +1660,8 @@ class _Reading:
         axis = _axis(flow, dim) if isinstance(dim, int) else None
         if axis is None and isinstance(dim, int) and dim > 0 and flow.is_open and flow.axes == (FEATURES,):
             sure = isinstance(sections, int) if name.endswith(("chunk", "tensor_split")) else _all_ints(sections)
-            axis = 0 if sure or dim > 1 else None
+            if sure or dim > 1:
+                axis, flow = dim, _with_features_at(flow, dim)
         if flow.axes is None or axis is None:
             return _Same(flow) if not isinstance(sections, (tuple, list)) else [flow] * len(sections)
         where = _where(node, self.context)
@@ -1926,7 +1928,7 @@ def _is_feature_axis(flow: Flow | None, dim: Any) -> bool | None:
     axis = _axis(flow, dim)
     if axis is not None:
         return flow.axes[axis] in (FEATURES, SHARE, UNSURE)
-    return {0: False, 1: None}.get(dim, dim > 1)  # of a linear layer, whose input has batch and positions at most
+    return dim > 1  # of a linear layer: the first two axes are batch and positions, as far as is known
 
 
 def _is_along_features(index: Any, flow: Any) -> bool | None:
@@ -1998,6 +2000,11 @@ def _dropped(flow: Flow, axis: int | None) -> Flow:
     if axis is None or flow.axes is None:
         return flow
     return altered(flow, axes=_removed(flow.axes, axis))
+
+
+def _with_features_at(flow: Flow, dim: int) -> Flow:
+    """Return the same flow, whose last axis, that of the features, is the one of this number from the front."""
+    return altered(flow, axes=(*[OTHER] * dim, FEATURES), is_open=False, number=flow.number)
 
 
 def _unplaced(flow: Flow) -> Flow:

@@ -547,12 +547,60 @@ def cross_stage(s: Any, a: Tensor, b: Tensor) -> Any:
     return s.out(x + s.deep(y).relu())
 
 
+@parts(D, D)
+def gate_of_a_dict_comprehension(s: Any, a: Tensor, b: Tensor) -> Any:
+    gates = {name: gate.sigmoid() for name, gate in zip("xy", s.mix(a).chunk(2, -1), strict=True)}
+    return gates["x"] * a + gates["y"] * b
+
+
+@parts(D, D)
+def gates_by_computed_names(s: Any, a: Tensor, b: Tensor) -> Any:
+    gates = {f"{k}{len(a)}": gate for k, gate in enumerate(s.mix(a).chunk(2, -1))}
+    return gates[f"0{len(a)}"] * a + gates[f"1{len(a)}"] * b
+
+
+@parts(D, D)
+def joined_along_positions(s: Any, a: Tensor, b: Tensor) -> Any:
+    x, y = s.mix(a).chunk(2, -1)
+    return torch.cat([x * a, y * b], 1)
+
+
+@parts(D, D)
+def attention_to_two_things(s: Any, a: Tensor, b: Tensor) -> Any:
+    def attended(q: Tensor, kv: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, kv, kv)
+
+    x, y = s.mix(a).chunk(2, -1)
+    return attended(x, a) + attended(y, b)
+
+
+@parts(D, D)
+def gates_that_are_stacked(s: Any, a: Tensor, b: Tensor) -> Any:
+    x, y = s.mix(a).chunk(2, -1)
+    return torch.stack([x + a, y + b], dim=1).mean(1)
+
+
 # --------------------------------------------------------------------------------------------------------- one matrix
 @whole(deep=lambda: nn.Linear(D, D))
 def shuffle_unit(s: Any, x: Tensor, c: Tensor) -> Any:
     both = torch.cat([s.mix(x), c], -1).view(*x.shape[:-1], 2, D).transpose(-1, -2).flatten(-2)
     a, b = both.chunk(2, -1)
     return a + s.deep(b)
+
+
+@whole()
+def heads_written_one_by_one(s: Any, x: Tensor, c: Tensor) -> Any:
+    q = s.mix(x).view(*x.shape[:2], 3, 4)
+    out = torch.empty_like(q)
+    for h in range(3):
+        out[:, :, h] = q[:, :, h] * c[:, :, h : h + 1]
+    return out.flatten(2)
+
+
+@whole()
+def sums_and_differences(s: Any, x: Tensor, c: Tensor) -> Any:
+    a, b = s.mix(x).chunk(2, -1)
+    return torch.cat([(a + b) / 2, (a - b) / 2], -1)
 
 
 @whole()
