@@ -279,7 +279,11 @@ class Intervention:
 
     @torch.no_grad()
     def _write_masters_to_weights(self) -> None:
-        """Copy master copies to their weights: within an optimizer's step the copies are newer than the weights."""
+        """Copy master copies to their weights: within an optimizer's step the copies are newer than the weights.
+
+        Raises:
+            RuntimeError: a weight does not equal its copy yet, as DeepSpeed's step is not over.
+        """
         for master in self._masters:
             weight, master_copy = master.pair()
             if master.part is not None and not master.agrees():

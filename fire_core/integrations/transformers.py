@@ -52,7 +52,11 @@ class FireCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Check everything, and restore the state from a checkpoint if training is resumed."""
+        """Check everything, and restore the state from a checkpoint if training is resumed.
+
+        Raises:
+            ValueError: `bind` was not called, or see `Intervention`.
+        """
         trainer = self.trainer
         if trainer is None or trainer.optimizer is None:
             raise ValueError("the Trainer hands callbacks no optimizer: call callback.bind(trainer) before train()")

@@ -336,7 +336,7 @@ class UnitSilences(Saved):
         self.threshold = torch.full_like(self.age, max_age // 2)
 
     def step(self, fired: Tensor, samples: int) -> Tensor:
-        """Process a batch.
+        """Add a batch to the silences of all units, and return which of them are too long.
 
         Args:
             fired: (units,) bool, whether each unit fired anywhere in the batch.

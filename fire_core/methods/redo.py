@@ -72,7 +72,11 @@ class ReDo(Method):
 
     @torch.no_grad()
     def _dormant(self, net: Net, context: Context, watch: Watch | OutputWatch) -> list[Tensor]:
-        """Return which units of each layer are dormant, (units,) bool, on `samples` samples in evaluation mode."""
+        """Return which units of each layer are dormant, (units,) bool, on `samples` samples in evaluation mode.
+
+        Raises:
+            ValueError: the context gives no batches or no loss.
+        """
         if context.batches is None or context.loss is None:
             raise ValueError("ReDo needs batches of the phase, which this trainer does not give")
         batches = context.batches

@@ -155,7 +155,11 @@ class Entry:
         target.copy_(matrices.reshape(target.shape))
 
     def _strided(self, weight: Tensor) -> Tensor:
-        """Return what `view` returns, but always as a view: with `repeats` above 1, d_out is (repeats, rows)."""
+        """Return what `view` returns, but always as a view: with `repeats` above 1, d_out is (repeats, rows).
+
+        Raises:
+            ValueError: the entry is a vector or locked: it holds no matrix.
+        """
         if self.kind in ("vector", "locked"):
             raise ValueError(f"{self.label}: a {self.kind} weight holds no matrix to project")
         matrix = weight  # a convolution is stored (c_out, c_in/g, *kernel), a transposed one (c_in, c_out/g, *kernel)
