@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST = 2**20  # largest number of numbers in an observation, and of actions: a layer has as many columns, or rows
+LONG = 100_000  # steps; a time limit above this is named in the log
 LONGEST = 300  # characters of a space or of another package's text that are shown in a message
 SILENCE = 30.0  # seconds after which an environment that does not answer is named in the log
 HANGS = 10.0  # seconds after a signal for which it may still answer, so that the step can be finished and saved
@@ -58,7 +59,7 @@ def make_gymnasium(option: str, task: str, options: dict[str, Any]) -> Any:
 def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[str]]:
     """Make an environment; return it and the texts of warnings on the way (of an old version, for example)."""
     name = f"{option}={task}"
-    with torch_as_before(name), warnings.catch_warnings(record=True) as caught:
+    with process_as_before(name), in_same_folder(name), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with answering(name, "is being made"):
@@ -73,31 +74,57 @@ def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[st
 
 
 @contextlib.contextmanager
-def torch_as_before(name: str) -> Iterator[None]:
-    """Refuse an environment whose code changes torch for the whole process; set the number of threads back.
+def process_as_before(name: str) -> Iterator[None]:
+    """Refuse an environment whose code changes the whole process; set the number of torch's threads back.
 
     Raises:
-        ConfigError: gradients are off, or new tensors have another dtype or device, after this block.
+        ConfigError: gradients are off, new tensors have another dtype or device, or the current folder is another one
+            after this block.
     """
-    before, threads = _torch_state(), torch.get_num_threads()
+    before, threads = _process_state(), torch.get_num_threads()
     yield
     if torch.get_num_threads() != threads:  # on which sums depend
         log.warning("%s: its code sets torch's threads to %d: set back", name, torch.get_num_threads())
         torch.set_num_threads(threads)
-    for (what, old), (_, new) in zip(before.items(), _torch_state().items(), strict=True):
+    for (what, old), (_, new) in zip(before.items(), _process_state().items(), strict=True):
         if old != new:
             raise ConfigError(
                 f"{name}: its code changes {what} from {old} to {new} for the whole process, in which the agent could "
-                "not learn: let it do so within its functions, such as by `with torch.no_grad():`"
+                "not learn or be saved: let it set this back (`with torch.no_grad():`, `with contextlib.chdir(...):`)"
             )
 
 
-def _torch_state() -> dict[str, object]:
+def _process_state() -> dict[str, object]:
     return {
         "torch.is_grad_enabled()": torch.is_grad_enabled(),
         "torch.get_default_dtype()": torch.get_default_dtype(),
         "torch.get_default_device()": torch.get_default_device(),
+        "the current folder": _current_folder(),
     }
+
+
+def _current_folder() -> str:
+    """Return the current folder; an empty text if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+@contextlib.contextmanager
+def in_same_folder(name: str) -> Iterator[None]:
+    """Go back to the current folder if the code within this block leaves it, as the run's own paths may be relative."""
+    folder = _current_folder()
+    yield
+    if folder and _current_folder() != folder:
+        _say_that_it_leaves(name, _current_folder(), folder)
+        os.chdir(folder)
+
+
+@functools.cache
+def _say_that_it_leaves(name: str, other: str, folder: str) -> None:
+    """Log it once, as environments are made several times."""
+    log.warning("%s: its code goes to the folder %s: back in %s", name, other, folder)
 
 
 def without_drawing(function: Callable[[], T]) -> T:
@@ -426,7 +453,7 @@ def _try_copy(option: str, task: str, options: dict[str, Any], interface: Interf
     name = f"{option}={task}"
     env, remarks = _make(option, task, options)
     copy = Environment(name, env)
-    with contextlib.closing(copy), torch_as_before(name):
+    with contextlib.closing(copy), process_as_before(name):
         _check_same(name, interface, (copy.size, copy.action_space))
         try:
             copy.reset(seed=0)
@@ -436,6 +463,12 @@ def _try_copy(option: str, task: str, options: dict[str, Any], interface: Interf
             raise ConfigError(str(error)) from error.__cause__
         if not type(env.unwrapped).__module__.startswith("gymnasium."):
             remarks += check(name, env)
+    if copy.limit is not None and copy.limit > LONG:
+        log.warning(
+            "%s: an episode may take %d steps, and evaluations play whole episodes: a lower limit would be "
+            "env.options={max_episode_steps:1000}",
+            name, copy.limit,
+        )  # fmt: skip
     if copy.masks_actions:
         log.warning("%s: its action_mask is not followed: illegal actions are taken, and learnt from, too", name)
     if remarks:
@@ -451,7 +484,7 @@ def check(name: str, env: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            with answering(name, "is being checked by gymnasium's check_env"):
+            with answering(name, "is being checked by gymnasium's check_env"), in_same_folder(name):
                 check_env(env, skip_render_check=True)
         except (Exception, SystemExit) as error:
             if isinstance(error, SystemExit) and error.code == EXIT_PREEMPTED:

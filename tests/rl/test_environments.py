@@ -478,6 +478,36 @@ def test_code_that_changes_torch_for_the_whole_process_is_refused(program: Progr
         set_back()
 
 
+@PROGRAMS
+def test_code_that_leaves_the_current_folder_where_runs_are_written(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While it is made, it is called back; in an episode, which is played again and again, it is refused."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name = register(lambda: (os.chdir("elsewhere"), Own(ACTIONS[program.name]))[1], 50)
+    TASKS[program.name].from_config(composed(program, name))
+    assert Path.cwd() == tmp_path
+    said = f"={name}: its code goes to the folder {tmp_path / 'elsewhere'}: back in {tmp_path}"
+    assert caplog.text.count(said) == 1
+
+    class Leaving(Own):
+        def reset(self, **options: Any) -> Any:
+            os.chdir(tmp_path / "elsewhere")
+            return super().reset(**options)
+
+    said = refusal(program, lambda: Leaving(ACTIONS[program.name]))
+    assert f"its code changes the current folder from {tmp_path} to {tmp_path / 'elsewhere'} for the whole" in said
+
+
+@PROGRAMS
+def test_a_time_limit_that_is_none_is_named(program: Program, caplog: pytest.LogCaptureFixture) -> None:
+    for limit in (100_000, 10**9):
+        TASKS[program.name].from_config(composed(program, register(lambda: Own(ACTIONS[program.name]), limit)))
+    assert caplog.text.count("an episode may take ") == 1
+    assert "an episode may take 1000000000 steps, and evaluations play whole episodes" in caplog.text
+
+
 def test_torch_s_threads_are_set_back(caplog: pytest.LogCaptureFixture) -> None:
     threads = torch.get_num_threads()
     try:
