@@ -39,6 +39,7 @@ EXECUTION = ("device", "threads", "deterministic", "parallel", "cuda_graph")
 # Options that older runs did not have, with the value that means the same as their absence. At this value they are left
 # out of the identity, so that the older runs are still recognised.
 NEWER_OPTIONS: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False}
+ENVIRONMENT_NAMES = ("game", "task")  # options of an environment that name it
 DATASET_PLACES = ("root", "download", "cache", "spare")  # options of a data set that say where its files are
 
 
@@ -58,6 +59,9 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     for group, option, fixed_value in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
         if option in (part.get(group) or {}):
             part[group] = part[group] | {option: fixed_value}
+    if isinstance(part.get("env"), dict):
+        places = {option: part["env"].get(option) for option in ENVIRONMENT_NAMES}
+        part["env"] = part["env"] | {key: with_version(name) for key, name in places.items() if isinstance(name, str)}
     parts = (part.get("method") or {}).get("parts")
     if parts is not None:  # a sweep of chains has the options of all of its methods in each job
         chained = part["method"]["of"].split("+")
@@ -161,17 +165,38 @@ def own_name(group: str, node: Mapping[str, Any]) -> str:
         node: the group's options, with `name`, and for an environment `game` or `task`.
     """
     name, option = str(node["name"]), "game" if "game" in node else "task"
-    own = re.sub(r"[^A-Za-z0-9._+-]+", "-", str(node.get(option)).rpartition(":")[2])
-    if name == node.get(option):
+    if option not in node:
+        return name
+    full_name = with_version(str(node[option]))
+    own = re.sub(r"[^A-Za-z0-9._+-]+", "-", full_name.rpartition(":")[2])
+    if name == node[option]:
         return own
     preset = CONF / group / f"{name}.yaml"
-    if option not in node or not preset.is_file():
+    if not preset.is_file():
         return name
     values = yaml.safe_load(preset.read_text(encoding="utf-8"))
     usual = (values.get(group) or values).get(option)
-    if usual in (None, node[option]):
+    if usual in (None, node[option], full_name):
         return name
     return own
+
+
+def with_version(name: str) -> str:
+    """Return an environment's name with its version: gymnasium takes the newest of `Hopper`, which is `Hopper-v5` now.
+
+    Names that are not gymnasium's are returned as they are.
+    """
+    from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
+
+    identifier = name.rpartition(":")[2]  # behind the module that registers it
+    try:
+        namespace, short_name, version = parse_env_id(identifier)
+    except Exception:  # gymnasium's own class of error; the name may be of another suite
+        return name
+    if version is not None or identifier in registry:
+        return name
+    newest = find_highest_version(namespace, short_name)
+    return name if newest is None else f"{name}-v{newest}"
 
 
 def described(identity: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from analysis.plotting import title
 from analysis.runs import BadRun, LeftOut, Run, select, settings
 from analysis.sources import folders
 from harness.run.execute import new_run
-from harness.run.identity import digest, one_spelling, own_name
+from harness.run.identity import digest, identity, one_spelling, own_name
 from harness.run.programs import program_of
 from tests.programs import DQN, LANGUAGE, SAC, SMALL, Program
 from tests.rl.own import ACTIONS, Own, register
@@ -163,10 +163,25 @@ def test_another_environment_in_a_preset_has_its_own_name(tmp_path: Path) -> Non
         ({"name": "my.module:lab/Maze-v0", "task": "my.module:lab/Maze-v0"}, "lab-Maze-v0"),
         ({"name": "lab/Maze-v0", "task": "lab/Maze-v0"}, "lab-Maze-v0"),
         ({"name": "mine"}, "mine"),
+        ({"name": "cartpole", "game": "CartPole"}, "cartpole"),
+        ({"name": "cartpole", "game": "Acrobot"}, "Acrobot-v1"),
+        ({"name": "Hopper", "task": "Hopper"}, "Hopper-v5"),
+        ({"name": "hopper", "task": "Hopper-v4"}, "Hopper-v4"),
+        ({"name": "walker-run", "task": "walker-run"}, "walker-run"),
     ],
 )
 def test_names(node: dict[str, str], name: str) -> None:
     assert own_name("env", OmegaConf.create(node)) == name
+
+
+@pytest.mark.parametrize("option", ["game", "task"])
+def test_an_environment_without_its_version_is_that_of_the_newest(option: str) -> None:
+    """Else one environment had two identities, and after an update of gymnasium one identity two environments."""
+    identities = [
+        identity({"program": "sac", "device": "cpu", "env": {"name": "x", option: name}})["env"][option]
+        for name in ("Hopper", "Hopper-v5", "Hopper-v4", "breakout", "gymnasium:Hopper", "a:b:c", "-v")
+    ]
+    assert identities == ["Hopper-v5", "Hopper-v5", "Hopper-v4", "breakout", "gymnasium:Hopper-v5", "a:b:c", "-v"]
 
 
 def test_a_task_of_a_module_of_ones_own_names_the_run(tmp_path: Path) -> None:
