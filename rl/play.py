@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import torch
 from fire_core.ranges import Count, Seed, within
 from harness import load
 from harness.config.errors import ConfigError
+from harness.config.paths import Place, expanded
 from harness.trained.command import run_command
 from harness.trained.load import Trained
 from harness.training import seeding
@@ -34,8 +34,8 @@ class Options:
     """Options of `rl.play`."""
 
     episodes: Count = 1
-    video: str | None = None
-    strip: str | None = None
+    video: Place | None = None
+    strip: Place | None = None
     task: Annotated[int, within(0, 1_000_000)] | None = None
     seed: Seed = 0
     steps: Count = 100_000
@@ -87,7 +87,7 @@ def main(folder: str, options: Options) -> None:
     phase = trained.learner.phase if options.task is None else options.task
     with contextlib.ExitStack() as stack:
         game = stack.enter_context(GAMES[trained.program](trained, options.seed, phase, draws))
-        film = None if options.video is None else stack.enter_context(Film(Path(options.video), game.rate))
+        film = None if options.video is None else stack.enter_context(Film(expanded(options.video), game.rate))
         returns = play(game, options, film)
     if film is not None:
         print(f"wrote {film.path}")
@@ -118,7 +118,7 @@ def play(game: Game, options: Options, film: Film | None) -> list[float]:
             print(f"episode {len(returns)}: return {total:.2f} in {steps} steps{note}", flush=True)
             steps = 0
             if len(returns) == 1 and options.strip is not None:
-                save_strip(Path(options.strip), pictures)
+                save_strip(expanded(options.strip), pictures)
     return returns
 
 

@@ -1,8 +1,10 @@
 """What a command prints: a reader that stops early (`| head`) or a closed stream (`2>&-`) does not end the command."""
 
 import contextlib
+import errno
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 
@@ -62,6 +64,25 @@ def keep_output() -> None:
             with contextlib.suppress(AttributeError, ValueError):  # a stream of a test, which encodes nothing
                 stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, KeptStream(stream))
+
+
+@contextlib.contextmanager
+def full_disk_explained() -> Iterator[None]:
+    """Context around a command whose output, or the disk that it writes to, may be full: one line, not a traceback.
+
+    Raises:
+        SystemExit: with exit code 1, after the line.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with contextlib.suppress(OSError):
+            print(
+                f"error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr, flush=True
+            )
+        raise SystemExit(1) from None
 
 
 def _occupy(number: int) -> None:

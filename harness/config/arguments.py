@@ -10,6 +10,7 @@ import contextlib
 import functools
 import itertools
 import math
+import re
 import shlex
 import sys
 from argparse import Namespace
@@ -30,9 +31,10 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.direction import direction_of
 from harness.config.errors import ConfigError, near
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, list_parts_of_chain, unknown_choice
-from harness.config.paths import expanded
+from harness.config.paths import expanded, place
 
 DATA_OPTIONS = ("experiment", "benchmark", "dataset", "env", "paths", "tokenizer")  # they say which data a run opens
+FOLDERS_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")
 HOW_TO_WRITE = "options are written option=value, and --help names them"
 
 
@@ -64,7 +66,8 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
                 f"--config-dir={arguments.config_dir} is no folder: it holds groups of yours as conf/ does"
             )
         # Hydra reads sys.argv again and does not know `~`.
-        sys.argv = [argument.replace(arguments.config_dir, str(folder)) for argument in sys.argv]
+        flag = re.compile(rf"(--config-dir=|-cd=?)?{re.escape(arguments.config_dir)}")
+        sys.argv = [(m[1] or "") + str(folder) if (m := flag.fullmatch(word)) else word for word in sys.argv]
         arguments.config_dir = str(folder)
     arguments.sweeps = [arguments.overrides]  # the same list: what _check_options appends to one is in the other
     arguments.notes = list[str]()
@@ -104,22 +107,78 @@ def parse_option(text: str) -> Override:
     """Parse one option of the command line, such as `lr=0.1` or `method=base,fire`.
 
     Raises:
-        ConfigError: Hydra cannot read it; the message says how to quote the value.
+        ConfigError: Hydra cannot read it; the message says how to write it.
     """
-    name, equals, value = text.partition("=")
-    if not name.strip("+~"):
+    if not text.partition("=")[0].strip("+~"):
         raise ConfigError(f"{text} names no option; {HOW_TO_WRITE}")
     try:
-        return OverridesParser.create().parse_override(text)
+        override = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        quoted = f'{name}="{value}"' if '"' not in value else f"{name}='{value}'"
-        with contextlib.suppress(HydraException):
-            if equals and isinstance(OverridesParser.create().parse_override(quoted).value(), str):
-                raise ConfigError(
-                    f"{text} cannot be read: a value with other characters than letters, digits and /-_.:%@?$ stands "
-                    f"in quotes within quotes, {shlex.quote(quoted)}"
-                ) from error
-        raise ConfigError(f"{text} cannot be read; {HOW_TO_WRITE}") from error
+        raise ConfigError(f"{text} cannot be read{_how_to_write(text, error)}") from error
+    _check_path(override)
+    return override
+
+
+def _how_to_write(text: str, error: HydraException) -> str:
+    """Return how to write what was probably meant by an option that Hydra's parser refuses."""
+    name, equals, value = text.partition("=")
+    if not equals and re.fullmatch(r"[+~]*[\w./]+:[^:].*", text):
+        return f": an option and its value are joined by =, {text.replace(':', '=', 1)}"
+    if name != name.strip():
+        return f": no space stands beside =, {name.strip()}={value.strip()}"
+    if not equals or not _is_readable(f"{name}=1"):
+        return f"; {HOW_TO_WRITE}"
+    if value.startswith("="):
+        return f": one = stands between an option and its value, {name}={value.lstrip('= ')}"
+    if re.search(r"^\s*,|,\s*,|,\s*$", value):
+        return ": a value between its commas is empty, and no space stands behind a comma"
+    in_quotes = f"stands in quotes within quotes, {shlex.quote(f'{name}={quoted(value)}')}"
+    if re.fullmatch(r"\w+\(.*\)", value, re.DOTALL):
+        reason = str(error).splitlines()[0].rpartition(": ")[2]
+        return f": {reason}; a text with parentheses {in_quotes}"
+    open_ones = [mark for mark, closing in ("[]", "{}", "()") if value.count(mark) > value.count(closing)]
+    if open_ones:
+        return f": {open_ones[0]} is not closed; as part of a text it {in_quotes}"
+    return f": a value with other characters than letters, digits and /-_.:%@?$ {in_quotes}"
+
+
+def _is_readable(text: str) -> bool:
+    with contextlib.suppress(HydraException):
+        OverridesParser.create().parse_override(text)
+        return True
+    return False
+
+
+def quoted(value: str) -> str:
+    """Return a text in quotes, as Hydra's parser reads it: with a backslash before quotes of the same kind."""
+    if '"' in value and "'" not in value and not value.endswith("\\"):
+        return f"'{value}'"
+    with_quotes = re.sub(r'(\\*)"', lambda match: 2 * match[1] + '\\"', value)
+    doubled_at_end = re.sub(r"(\\+)$", lambda match: 2 * match[1], with_quotes)
+    return f'"{doubled_at_end}"'
+
+
+def _check_path(override: Override) -> None:
+    """Refuse a path of which Hydra would make another one.
+
+    Hydra reads 1e3 as a number and true as a truth, and writes them otherwise: 1000.0 and True. For its own folders an
+    empty path is the folder where the program was started, and `~` a folder of that name.
+
+    Raises:
+        ConfigError: the message says how the path is written.
+    """
+    name, value = override.key_or_group, override.value()
+    text = str(override.input_line).partition("=")[2].strip()
+    if name.startswith("paths.") and isinstance(value, int | float) and str(value) != text:
+        written = shlex.quote(f"{name}={quoted(text)}")
+        raise ConfigError(f"{name}={text} is read as {value}: a text stands in quotes within quotes, {written}")
+    if name in FOLDERS_OF_HYDRA and isinstance(value, str):
+        if problem := place(name, value):
+            raise ConfigError(problem)
+        if value.startswith("~"):
+            raise ConfigError(
+                f"{name}={value}: Hydra does not replace ~; write {shlex.quote(f'{name}={expanded(value)}')}"
+            )
 
 
 def values_of(override: Override) -> list[str]:
@@ -152,6 +211,9 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
             continue
         if override.is_delete() or override.is_add() or override.is_force_add():
             raise ConfigError(f"{override.input_line}: the program has one {group}, chosen by {group}=<name>")
+        if isinstance(override.value(), list) and group != "experiment":
+            value = str(override.input_line).partition("=")[2]
+            raise ConfigError(f"{group}={value}: several choices are written {group}={value.strip('[]')}, with -m")
         if isinstance(override.value(), list | dict):
             continue
         users_choices = [path.stem for path in Path(config_dir, group).glob("*.yaml")] if config_dir else []
@@ -196,12 +258,22 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
         for override in other_overrides:
             if override.package is None:
                 _check_declared(override, composed, len(combinations))
+        _check_callbacks(other_overrides, composed)
+        if sweeps:
+            swept = _swept_by_params(overrides, composed(0))
+            _check_choices(swept, config_name, arguments.config_dir)
+            for override in swept:
+                if override.key_or_group not in groups_of(config_name) and override.package is None:
+                    _check_declared(override, composed, len(combinations))
     except (HydraException, OmegaConfBaseException):
         return  # Hydra will say so when it composes the whole command line
     if sweeps and "hydra.sweeper.direction" not in [override.key_or_group for override in overrides]:
         direction = direction_of(composed(0))
         arguments.overrides += [f"hydra.sweeper.direction={direction}"] if direction else []
     if sweeps and str(composed(0).hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
+        for override in overrides:
+            if override.is_sweep_override() and not override.is_discrete_sweep():
+                raise ConfigError(f"{override.input_line}: a search draws from a range, hydra/sweeper=optuna")
         for group_override in group_overrides:
             if len(values_of(group_override)) > 1:
 
@@ -218,6 +290,39 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
                 f"{name}={value} has several values: add -m to run each"
                 f"{'' if override in group_overrides else how_to_quote}"
             )
+
+
+def _check_callbacks(overrides: Sequence[Override], composed: Callable[[int], DictConfig]) -> None:
+    """Refuse a callback of Hydra that no class stands behind: Hydra would go on after a warning at each event.
+
+    Raises:
+        ConfigError: nothing gives the callback a `_target_`.
+    """
+    for override in overrides:
+        if not (callback := re.match(r"hydra\.callbacks\.\w+", override.key_or_group)):
+            continue
+        of_callback = [o for o in overrides if o.key_or_group.startswith(callback[0])]
+        if _select(composed(0), callback[0]) is None and "_target_" not in " ".join(
+            str(o.input_line) for o in of_callback
+        ):
+            raise ConfigError(f"{override.input_line}: {callback[0]} has no _target_, the class of the callback")
+
+
+def _swept_by_params(overrides: Sequence[Override], config: DictConfig) -> list[Override]:
+    """Return the options that `hydra.sweeper.params` varies in a sweep, which an experiment may set.
+
+    Args:
+        overrides: the options of the command line.
+        config: composed of the chosen files.
+
+    Raises:
+        ConfigError: it is set on the command line; Hydra cannot add anything to it there.
+    """
+    params = config.hydra.sweeper.get("params")
+    for override in overrides:
+        if override.key_or_group.startswith("hydra.sweeper.params") and override.value() is not None:
+            raise ConfigError(f"{override.input_line}: on the command line an option is varied by itself, seed=0,1 -m")
+    return [parse_option(f"{name}={value}") for name, value in (params or {}).items()]
 
 
 def _split_sweep(

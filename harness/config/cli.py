@@ -7,6 +7,7 @@ with its body within `with job(config) as outcome`. `HYDRA_FULL_ERROR=1` in the 
 import contextlib
 import errno
 import json
+import logging
 import os
 import shutil
 import string
@@ -23,6 +24,7 @@ from traceback import walk_tb
 from typing import Any, get_type_hints
 
 import torch
+import yaml
 from hydra.conf import RuntimeConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
@@ -31,13 +33,14 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
 from harness.config import comments
 from harness.config.arguments import configs_by_data, number_of_jobs, read_arguments, refuse_unknown
 from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.given import given_overrides
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.checkpoint import write_atomically
 from harness.run.lock import Owner, machine
@@ -101,11 +104,11 @@ def job(config: DictConfig) -> Iterator[Outcome]:
     show_log()
     exit_on_signals()
     leave_with_driver()
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    outcome = Outcome(" ".join(overrides) or "(no options)")
+    outcome = Outcome(" ".join(given_overrides()) or "(no options)")
     _record(Outcome(outcome.run, "failed", KILLED))  # it stays if this process is killed
     try:
         if HydraConfig.initialized():
+            refuse_another_folder()
             outcome.tuned = tuned_values_taken(HydraConfig.get().runtime)
         yield outcome
     except SystemExit:
@@ -126,6 +129,19 @@ def job(config: DictConfig) -> Iterator[Outcome]:
         raise clearer_error from error
     finally:
         _record(outcome)
+
+
+def refuse_another_folder() -> None:
+    """Refuse `hydra.job.chdir=true` where Hydra has changed into another folder.
+
+    Paths are relative to the folder in which the program is started. In the folder of a sweep, `runs` would be another
+    one, in which no finished run is found again.
+
+    Raises:
+        ConfigError: the folder is not the one in which the program was started.
+    """
+    if HydraConfig.get().job.chdir and Path.cwd() != Path(HydraConfig.get().runtime.cwd):
+        raise ConfigError("hydra.job.chdir=true: runs would be written below another folder; set paths.runs= instead")
 
 
 def tuned_values_taken(runtime: RuntimeConf) -> str | None:
@@ -237,6 +253,7 @@ def run_program(
         Exception: any other error, and also a user-facing one where a traceback is asked for.
     """
     keep_output()
+    logging.raiseExceptions = False  # a log on a full disk, Hydra's too, is not printed as an error at each line
     shows_traceback = _wants_traceback()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, rather than print and exit by itself
     os.environ["FIRE_TRACEBACK"] = "1" if shows_traceback else "0"
@@ -254,7 +271,7 @@ def run_program(
         if is_lost_job(error):
             _wait_for_children()  # the other jobs would end with this process
             error = TrainingError(f"a job of the sweep ended without a word: {KILLED}")
-        clearer_error = launcher_error(error) or error
+        clearer_error = library_error(error) or error
         if shows_traceback or not user_facing(clearer_error):
             raise
         _show_table(outcomes)
@@ -314,23 +331,43 @@ def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], 
         raise first_error
 
 
-def launcher_error(error: Exception) -> ConfigError | None:
-    """Return a user-facing error if Hydra's launcher or sweeper, or a library that it uses, has raised `error`.
+def library_error(error: Exception) -> ConfigError | None:
+    """Return a user-facing error if Hydra, its launcher or sweeper, or a library that they use, has raised `error`.
 
-    If Slurm is missing, a number of workers is 0 or a data base cannot be opened, nothing is wrong in this project. If
-    a job has raised the error, the project's own code is in its traceback, and the result is None. Such plugins raise
-    errors of any class, so only the modules of the traceback show where an error comes from.
+    If Slurm is missing, a number of workers is 0, a folder cannot be made or a file of the user is no YAML, nothing is
+    wrong in this project. If a job has raised the error, the project's own code is in its traceback, and the result is
+    None. Libraries raise errors of any class, so only the modules of the traceback show where an error comes from.
     """
     modules = [str(frame.f_globals.get("__name__", "")) for frame, _ in walk_tb(error.__traceback__)]
     packages = [module.partition(".")[0] for module in modules]
-    if isinstance(error, USER_ERRORS) or "hydra_plugins" not in packages or modules[-1] == "hydra.core.utils":
+    in_libraries = [package in ("hydra", "hydra_plugins") for package in packages]
+    if isinstance(error, USER_ERRORS) or not any(in_libraries) or modules[-1] == "hydra.core.utils":
         return None  # Hydra's utils raise the error of a job again, whichever process the job ran in
-    if set(packages[packages.index("hydra_plugins") :]) & {"harness", "vision", "language", "rl", "fire_core"}:
+    within_hydra = packages[in_libraries.index(True) :]
+    if set(within_hydra) & {"__main__", "harness", "vision", "language", "rl", "fire_core"}:
         return None
+    return ConfigError(_describe_library_error(error, within_hydra))
+
+
+def _describe_library_error(error: Exception, packages: Sequence[str]) -> str:
+    """Return the message for an error of Hydra or of a library that it uses.
+
+    Args:
+        error: the error.
+        packages: those that its traceback goes through, from Hydra on.
+    """
     reason = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, yaml.YAMLError | UnicodeDecodeError):
+        return f"a file of conf/ or of --config-dir is no YAML in UTF-8: {reason}"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot write to {error.filename}: {error.strerror} (see paths.runs=, hydra.sweep.dir=)"
     if packages[-1] == "optuna" and (version := metadata.version("sqlalchemy")) >= "2":
         reason = f"hydra.sweeper.storage= needs SQLAlchemy 1.4, not {version}: {INSTALL_PLUGINS}"
-    return ConfigError(f"the launcher or sweeper failed: {reason}")
+    if "hydra_plugins" in packages:
+        return f"the launcher or sweeper failed: {reason}"
+    return f"Hydra cannot take these arguments: {reason}"
 
 
 @dataclass
@@ -490,15 +527,17 @@ def one_line(error: BaseException) -> str:
     Errors of Hydra and OmegaConf are said in the terms of this project's options where that is possible.
     """
     if config_error := _config_error_beneath(error):
-        return str(config_error)
+        return str(config_error).replace("\n", "\\n").replace("\r", "\\r")  # of a path, say
     if _is_unknown_plugin(error):
         return f"the launcher or sweeper is not installed: {INSTALL_PLUGINS}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _describe_missing_file(error.missing_cfg_file, error.options or ())
     cause = error.__cause__ if isinstance(error, HydraException) else None
-    if wrong_value := _describe_wrong_value(error, cause):
+    if wrong_value := _describe_wrong_value(error, cause or error.__context__):
         return wrong_value
     messages = [_message(part) for part in (error, cause) if part is not None]
+    if isinstance(error, InterpolationResolutionError) and error.full_key:
+        messages.insert(0, error.full_key)
     return ": ".join(dict.fromkeys(messages))  # Hydra often repeats its cause
 
 
@@ -532,6 +571,8 @@ def _describe_missing_file(file: str, accepted: Iterable[str]) -> str:
     group, _, name = file.rpartition("/")
     if group in ("hydra/launcher", "hydra/sweeper"):
         return f"{group}={name} is unknown{near(name, accepted)} ({INSTALL_PLUGINS})"
+    if group.startswith("hydra/"):
+        return f"{group}={name} is unknown{near(name, accepted)}"
     if "/" in group or not accepted:  # no option of the command line has such a name, so a file of conf/ chose it
         return f"conf/{file}.yaml is chosen and not there"
     return f"{group}={name} is unknown{near(name, accepted)}"
@@ -549,11 +590,25 @@ def _describe_wrong_value(error: BaseException, cause: BaseException | None) -> 
     option = cause.full_key
     annotation = get_type_hints(cause.object_type, include_extras=True).get(option.rpartition(".")[2])
     if annotation is None:
-        return None
+        return _describe_unknown_key(error, option, [field.name for field in fields(cause.object_type)])
     if is_dataclass(annotation):
         inner_options = ", ".join(f"{option}.{field.name}=" for field in fields(annotation))
         return f"{option} has options of its own: {inner_options}"
     return problem(option, cause.value, annotation)
+
+
+def _describe_unknown_key(error: ConfigCompositionException, option: str, accepted: Sequence[str]) -> str:
+    """Return the message for an option that a file of the user sets and that the program does not have.
+
+    Args:
+        error: Hydra's, which begins with the name of the file.
+        option: the dotted name.
+        accepted: names of the options beside it.
+    """
+    file = _message(error).partition(":")[0]
+    if option in ("experiment", "tuned"):
+        return f"{file}: its first line must be '# @package _global_', since it sets options of the whole program"
+    return f"{file}: option {option} is unknown{near(option.rpartition('.')[2], accepted)}"
 
 
 def _config_error_beneath(error: BaseException) -> ConfigError | None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -11,13 +12,20 @@ from harness.config.errors import ConfigError
 from harness.config.groups import methods_of
 
 
+def given_overrides() -> list[str]:
+    """Return what this job's command line or sweep sets, as it was given: references `${...}` are not followed."""
+    if not HydraConfig.initialized():
+        return []
+    overrides: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [str(override) for override in overrides]
+
+
 def given_options() -> tuple[str, ...]:
     """Return the dotted names of the options that this job's command line or sweep sets; none outside of a program.
 
     Options that files in conf/ set (experiments, tuned values) are not among them.
     """
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else ()
-    return tuple(override.lstrip("+~").partition("=")[0] for override in overrides)
+    return tuple(override.lstrip("+~").partition("=")[0] for override in given_overrides())
 
 
 def is_given(option: str) -> bool:

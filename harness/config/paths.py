@@ -1,6 +1,7 @@
 """Options that name a file or a folder: an empty path is refused, and `~` is the home folder."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,8 @@ def place(option: str, value: str) -> str | None:
     """Check the path of a file or folder, which may begin with the home folder, `~` or `~user`.
 
     An empty path is refused. It comes from a shell variable that is not set, and would mean the folder where the
-    program was started, or, with a name behind it, the root of the file system.
+    program was started, or, with a name behind it, the root of the file system. So is `$HOME/runs`: within single
+    quotes a shell does not replace a variable, and a folder of that name would be made.
 
     Returns:
         The message that refuses the value; None if it is accepted.
@@ -23,6 +25,13 @@ def place(option: str, value: str) -> str | None:
         return f"{option} must be a path, got {shown(value.strip())}: is a shell variable not set?"
     if value.startswith("~") and os.path.expanduser(value) == value:
         return f"{option}={value}: there is no home folder {value.split('/')[0]}"
+    variables = [part for part in value.split("/") if re.fullmatch(r"\$[A-Za-z_]\w*", part)]
+    if variables and not expanded(value).exists():
+        name = variables[0]
+        return (
+            f"{option}={value}: the shell has not replaced {name}, as within single quotes: write it without them, or "
+            f"as ${{oc.env:{name[1:]}}}"
+        )
     return None
 
 

@@ -52,7 +52,9 @@ def shared_first_phase(
         TrainingError: training cannot continue, or there is no room in the cache for the phase's end.
     """
     folder = cache / f"{name}-{digest(phase_identity, 12)}"
-    with Run(folder, phase_identity, config_yaml, every_seconds=every_seconds, keep=1, wait=True) as entry:
+    with Run(
+        folder, phase_identity, config_yaml, every_seconds=every_seconds, keep=1, wait=True, option="paths.cache"
+    ) as entry:
         if entry.done is not None:
             if cached := _read(entry, device):
                 log.info("first phase taken from %s: %.1f s saved", folder, cached[0]["seconds"])

@@ -51,6 +51,7 @@ class Run:
         keep: number of checkpoints that stay.
         wait: whether to wait for another process that holds the run; otherwise a ConfigError is raised.
         headline: name of the summary's number that is shown; None if there is none.
+        option: the option that says where the folder lies, for messages.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Run:
         keep: int = 2,
         wait: bool = False,
         headline: str | None = None,
+        option: str = "paths.runs",
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -72,6 +74,7 @@ class Run:
         self.keep = keep
         self.wait = wait
         self.headline = headline
+        self.option = option
         self._lock = Lock(folder / ".lock")
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
         self._complete_bytes = 0  # length of the complete rows in metrics.jsonl
@@ -113,7 +116,7 @@ class Run:
         self._lock.release()
 
     def _cannot_write(self, error: OSError) -> ConfigError:
-        return ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see paths.runs=)")
+        return ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see {self.option}=)")
 
     # ---- state: finished, to be resumed, or new
 

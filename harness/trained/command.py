@@ -5,9 +5,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fire_core.ranges import problem
-from fire_core.tools.output import keep_output
+from fire_core.ranges import problem, shown
+from fire_core.tools.output import full_disk_explained, keep_output
 from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.paths import place
 
 T = TypeVar("T")
 EXIT_CONFIG, EXIT_INTERRUPTED = 2, 130
@@ -30,7 +31,9 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
         print(usage.strip())
         return
     try:
-        main(*read_words(words, options))
+        with full_disk_explained():
+            main(*read_words(words, options))
+            sys.stdout.flush()
     except (ConfigError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_CONFIG) from None
@@ -45,14 +48,19 @@ def read_words(words: Sequence[str], options: type[T]) -> tuple[str, T]:
         ConfigError: there is no folder or more than one, or an option is unknown, or its value is not accepted.
     """
     hints = get_type_hints(options, include_extras=True)
-    folders = [word for word in words if "=" not in word]
+    if flags := [word for word in words if word.startswith("-")]:
+        raise ConfigError(f"{flags[0]}: options are written option=value; accepted: {', '.join(hints)}")
+    # A folder's name may have a =: ./runs/lr=0.1
+    folders = [word for word in words if "=" not in word or "/" in word.partition("=")[0]]
     if len(folders) != 1:
         raise ConfigError(f"expected one run folder and options such as {next(iter(hints))}=..., got {' '.join(words)}")
+    if wrong_path := place("the run folder", folders[0]):
+        raise ConfigError(wrong_path)
     values: dict[str, Any] = {}
     for word in words:
-        name, equals, text = word.partition("=")
-        if not equals:
+        if word in folders:
             continue
+        name, _, text = word.partition("=")
         if name not in hints:
             raise ConfigError(f"option {name} is unknown{near(name, hints)}")
         values[name] = value_of(name, text, hints[name])
@@ -78,7 +86,7 @@ def value_of(name: str, text: str, hint: Any) -> Any:
                 continue
     if str in kinds:
         return text
-    raise ConfigError(f"{name} must be a number, got {text}")
+    raise ConfigError(f"{name} must be a number, got {shown(text)}")
 
 
 def kinds_of(hint: Any) -> set[type]:

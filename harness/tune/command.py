@@ -40,7 +40,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from harness.config.arguments import parse_option, read_arguments, refuse_unknown
-from harness.config.cli import exit_code, one_line, user_facing
+from harness.config.cli import exit_code, library_error, one_line, user_facing
 from harness.config.direction import better_direction
 from harness.config.errors import ConfigError, near
 from harness.config.groups import choices, compose_with_hydra, groups_of
@@ -97,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         request = read_request(argv)
+        check_writable(request)
         print(f"trials: {request.search.table}", flush=True)
         trials_by_method = tune(request.search, request.methods, request.workers)
         for method, trials in trials_by_method.items():
@@ -105,11 +106,31 @@ def main(argv: Sequence[str]) -> int:
         print(STOPPED, file=sys.stderr)
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     except Exception as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not user_facing(error):
+        clearer_error = library_error(error) or error
+        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not user_facing(clearer_error):
             raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return exit_code(error)
+        print(f"error: {one_line(clearer_error)}", file=sys.stderr)
+        return exit_code(clearer_error)
     return 0
+
+
+def check_writable(request: Request) -> None:
+    """Make the table's folder, and refuse folders into which nothing can be written when the first runs have ended.
+
+    Raises:
+        ConfigError: a folder cannot be made or written to.
+    """
+    table, publish = request.search.table, request.publish
+    try:
+        table.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {table}: {error.strerror or error} (see table=)") from None
+    for option, folder in (("table", table.parent), ("publish", publish)):
+        existing = next((path for path in (folder, *folder.parents) if path.exists()), None) if folder else None
+        if existing and not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+            raise ConfigError(
+                f"cannot write to {folder}: {existing} is no folder that can be written to (see {option}=)"
+            )
 
 
 def read_request(argv: Sequence[str]) -> Request:

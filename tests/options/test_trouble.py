@@ -30,6 +30,14 @@ VISION = {
     "+lr.low=5": "option lr.low is unknown: lr has no options of its own",
     "+foo/bar=x": "option foo/bar is unknown; accepted: ",
     "+hydra.foo=3": "option hydra.foo is unknown; accepted: run, sweep, ",
+    "+hydra.callbacks.mine.every=3": "+hydra.callbacks.mine.every=3: hydra.callbacks.mine has no _target_, the class",
+    "hydra/job_logging=nope": "hydra/job_logging=nope is unknown (did you mean none?); accepted: default, ",
+    "+hydra.sweeper.params.seed='0,1' -m": "+hydra.sweeper.params.seed='0,1': on the command line an option is var",
+    "@seed=3": "Hydra cannot take these arguments: Config group override must be a string or a list",
+    "--resolve": "Hydra cannot take these arguments: The --resolve flag can only be used",
+    "--info -m": "Hydra cannot take these arguments: Only one of --run, --multirun, --cfg, --info",
+    "--shell-completion": "Hydra cannot take these arguments: Expecting one subcommand from",
+    "+method@foo=fire": "In 'method/fire': option foo is unknown; accepted: program, ",
     "+hydra.sweep.folder=3": "option hydra.sweep.folder is unknown; accepted: dir, subdir",
     "+epochs=3": "+epochs=3: epochs is an option already, which is written without +",
     "+method=fire": "+method=fire: the program has one method, chosen by method=<name>",
@@ -45,10 +53,27 @@ VISION = {
     "seed=range(3)": "seed=range(3) has several values: add -m to run each; ",
     "paths.runs=läufe": "paths.runs=läufe cannot be read: a value with other characters than",
     "dataset.path=~/images": "dataset.path=~/images cannot be read: a value with other characters than",
-    "dataset=folder dataset.path=a(1)": "dataset.path=a(1) cannot be read: a value with other characters than",
+    "dataset=folder dataset.path=a(1)": "dataset.path=a(1) cannot be read: Unknown function 'a'; a text ",
+    "seed=rangee(3) -m": "seed=rangee(3) cannot be read: Unknown function 'rangee'; a text with parentheses stands in",
+    "seed=range(0,1 -m": "seed=range(0,1 cannot be read: ( is not closed; as part of a text it stands in quotes ",
+    "seed:3": "seed:3 cannot be read: an option and its value are joined by =, seed=3",
+    "seed==3": "seed==3 cannot be read: one = stands between an option and its value, seed=3",
+    "method=base, fire -m": "method=base, cannot be read: a value between its commas is empty, and no space stands ",
+    "method=[base,fire] -m": "method=[base,fire]: several choices are written method=base,fire, with -m",
+    "lr=interval(0,1) -m": "lr=interval(0,1): a search draws from a range, hydra/sweeper=optuna",
+    "seed=${nope}": "seed: Interpolation key 'nope' not found",
     "epochs": "epochs cannot be read; options are written option=value, and --help names them",
     "paths.runs=": "paths.runs must be a path, got '': is a shell variable not set?",
     "paths.runs= -m": "paths.runs must be a path, got '': is a shell variable not set?",
+    "paths.runs=1e3": "paths.runs=1e3 is read as 1000.0: a text stands in quotes within quotes, ",
+    "paths.runs=true -m": "paths.runs=true is read as True: a text stands in quotes within quotes, ",
+    "paths.runs=$SCRATCH/runs": "paths.runs=$SCRATCH/runs: the shell has not replaced $SCRATCH, as within single quot",
+    "paths.runs=/x/$USER/runs seed=0,1 -m": "paths.runs=/x/$USER/runs: the shell has not replaced $USER, as within",
+    "paths.runs=${oc.env:NOT_SET_HERE}/x": 'paths.runs: KeyError raised while resolving interpolation: "Environment ',
+    "paths.runs=/dev/null": "cannot write to /dev/null/vision/random_labels-digits-base-s0-",
+    "paths.runs=/dev/null seed=0,1 -m": "cannot write to /dev/null/.sweeps: Not a directory (see paths.runs=, hydra.sw",
+    "hydra.sweep.dir= seed=0,1 -m": "hydra.sweep.dir must be a path, got '': is a shell variable not set?",
+    "hydra.sweep.dir='~/x' seed=0,1 -m": "hydra.sweep.dir=~/x: Hydra does not replace ~; write hydra.sweep.dir=/",
     "paths.cache=": "paths.cache must be a path, got ''",
     "dataset=folder dataset.path=": "dataset.path must be a path, got ''",
     "dataset=mnist paths.data=": "paths.data must be a path, got ''",
@@ -146,6 +171,67 @@ def test_one_line(module: str, options: str, says: str, tmp_path: Path, zygote: 
     assert answer.err.count("\n") == 1
     assert answer.code == 2
     assert not list(tmp_path.iterdir())
+
+
+GLOBAL = "# @package _global_\n"
+OWN_FILES = {  # a file of one's own, its text and the options that choose it, and what is said
+    ("experiment/mine.yaml", GLOBAL + "epoch: 3\n", "experiment=mine"): (
+        "In 'experiment/mine': option epoch is unknown (did you mean epochs?); accepted: program, "
+    ),
+    ("experiment/mine.yaml", GLOBAL + "checkpoint: {every_second: 3}\n", "experiment=mine"): (
+        "In 'experiment/mine': option checkpoint.every_second is unknown (did you mean every_seconds?); "
+    ),
+    ("experiment/mine.yaml", "epochs: 3\n", "experiment=mine"): (
+        "In 'experiment/mine': its first line must be '# @package _global_', since it sets "
+    ),
+    ("experiment/mine.yaml", GLOBAL + "hydra: {sweeper: {params: {+epoch: '3,4'}}}\n", "experiment=mine -m"): (
+        "option epoch is unknown (did you mean epochs?); accepted: program, "
+    ),
+    ("experiment/mine.yaml", GLOBAL + "hydra: {sweeper: {params: {method: 'base,fier'}}}\n", "experiment=mine -m"): (
+        "method=fier is unknown (did you mean fire?); accepted: "
+    ),
+    ("mine.yaml", "defaults: [vision, _self_]\nepoch: 3\n", "--config-name=mine"): (
+        "In 'mine': option epoch is unknown (did you mean epochs?); "
+    ),
+    ("method/mine.yaml", "a: [1\n", "method=mine"): "own/method/mine.yaml, line 2: expected ',' or ']', but got",
+    ("method/mine.yaml", "a: \tb: c\n", "method=mine,fire -m"): "own/method/mine.yaml, line 1: ",
+}
+
+
+@pytest.mark.parametrize("case", OWN_FILES, ids=lambda case: f"{case[2]} {case[1]}")
+def test_a_file_of_one_s_own_is_refused_in_one_line(case: tuple[str, str, str], tmp_path: Path, zygote: Zygote) -> None:
+    name, text, options = case
+    file = tmp_path / "own" / name
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    answer = zygote.run(tmp_path, "vision.train", *ALIKE, "--config-dir=own", *options.split())
+    assert OWN_FILES[case] in answer.err
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+    assert answer.code == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+
+
+def test_another_folder_of_hydra_s_is_refused(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *ALIKE, "hydra.job.chdir=true", "hydra.run.dir=other")
+    assert answer.err == (
+        "error: hydra.job.chdir=true: runs would be written below another folder; set paths.runs= instead\n"
+    )
+    assert not list(tmp_path.glob("**/runs"))
+
+
+def test_a_cache_that_cannot_be_written_is_named_by_its_option(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "vision.train", *ALIKE, "paths.cache=/dev/null")
+    assert answer.code == 2
+    assert answer.err.endswith("Not a directory (see paths.cache=)\n")
+
+
+def test_references_between_options(tmp_path: Path, zygote: Zygote) -> None:
+    few = (*ALIKE, "model.hidden=4", "benchmark.tasks=2", "benchmark.samples=10", "epochs=1")
+    answer = zygote.run(tmp_path, "vision.train", *few, "paths.cache=${.runs}/first", "seed=${epochs}")
+    assert answer.code == 0, answer.err
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"vision", "first"}
+    assert [path.name.split("-")[3] for path in (tmp_path / "runs/vision").iterdir()] == ["s1"]
 
 
 def test_flags_may_stand_before_options(tmp_path: Path, zygote: Zygote) -> None:

@@ -45,7 +45,10 @@ def test_the_values_of_an_option(text: str, expected: list[str]) -> None:
     assert values_of(parse_option(text)) == expected
 
 
-@pytest.mark.parametrize("value", ["läufe", "~/runs", "a(1)", "O'Brien", "x;y", "[1", "a#b"])
+@pytest.mark.parametrize(
+    "value",
+    ["läufe", "~/runs", "a(1)", "O'Brien", "x;y", "[1", "a#b", "$(pwd)", '"', "'\\\"#", "#\\", "b=\\\\"],
+)
 def test_what_is_said_of_a_value_that_cannot_be_read_can_be_read(value: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_option(f"paths.runs={value}")

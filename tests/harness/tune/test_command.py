@@ -18,7 +18,7 @@ from harness.config import groups
 from harness.config.build import build
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
-from harness.tune.command import Request, read_request, write_winner
+from harness.tune.command import Request, main, read_request, write_winner
 from harness.tune.search import effective, score, search_space
 from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
@@ -101,6 +101,16 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
 def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(["method=base", *options])
+
+
+@pytest.mark.parametrize("option", ["table=/dev/null/t.csv", "publish=/dev/null/here"])
+def test_what_cannot_be_written_is_refused_before_the_first_run(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["program=vision", "method=base", option]) == 2
+    assert capsys.readouterr().err.startswith("error: cannot write to /dev/null")
+    assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_names() -> None:
