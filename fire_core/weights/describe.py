@@ -140,6 +140,8 @@ class Reader:
             return [replace(entry, role="changed", reason=changed)]
         if blocks is None and self._is_unused(entry, use):
             return [replace(entry, role="unused", reason=UNUSED)]
+        if entry.role in LAYERS and blocks is None and self._weighs_experts(entry, use):
+            return [replace(entry, role="router", reason=topology.REASONS["router"])]
         cut, doubt = self._cut(entry, use, blocks)
         if doubt:
             entry = replace(entry, role="fused", reason=f"looks fused: {doubt}")
@@ -201,6 +203,13 @@ class Reader:
         if alone is None or alone.rows != rows or (line and len(alone.blocks) == 1):
             return None, doubt
         return alone, ""
+
+    def _weighs_experts(self, entry: Entry, use: Use) -> bool:
+        """Return whether the code takes the outputs of a layer one by one, as many as alike modules beside it."""
+        code = self.code.get(id(entry.parameter))
+        if entry.kind == "vector" or code is None or not code.cut:
+            return False
+        return topology.has_an_output_for_each_module(use)
 
     def _changed(self, entry: Entry, use: Use) -> str:
         """Return why a layer's stored weight is not what it multiplies with; "" if it is."""

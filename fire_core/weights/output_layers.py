@@ -18,7 +18,7 @@ from fire_core.weights.topology import is_dense, is_linear, outputs, width, word
 
 # What comes after a hidden layer: an activation of such layers, a norm, the sum with what the block was given.
 _HIDDEN = words(
-    "norm layer_norm rms_norm batch_norm group_norm instance_norm added relu relu6 gelu silu mish elu selu celu "
+    "norm layer_norm rms_norm batch_norm group_norm instance_norm added gated relu relu6 gelu silu mish elu selu celu "
     "leakyrelu leaky_relu prelu rrelu hardswish"
 )
 

@@ -524,7 +524,7 @@ class SourceReader:
             return value if runs else Unknown()
         if isinstance(module, nn.GLU):
             self._halves(value, module.dim, (id(module), "GLU"), node)
-            return value
+            return _stepped(value, "gated")
         if forward_of(module)[0] is nn.Module.forward:
             return Unknown()  # it cannot be called; what it holds is read by itself
         if isinstance(module, (nn.Identity, nn.Dropout, nn.modules.dropout._DropoutNd)):
@@ -1015,6 +1015,8 @@ class _Reading:
             other = next((value for value in values if value is not flows[0]), None)
             flows = [self._beside(flows[0], name, other, side)]
         joined = _joined(flows, _notes_of(values))
+        if is_product and len(flows) == 2:
+            return _stepped(joined, "gated")
         return joined if is_sum or is_product else _stepped(joined, name)
 
     def _meet_own_sum(self, first: Flow, second: Flow, node: ast.AST) -> None:
@@ -1482,7 +1484,7 @@ class _Reading:
         if name == "glu":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             self.reader._halves(first, dim, (_where(node, self.context), "glu"), node, self.context)
-            return first
+            return _stepped(first, "gated")
         if not isinstance(first, Flow) or flow is None:
             for slot, value in enumerate(given):
                 self.reader._meet(value, name, _where(node, self.context), slot)

@@ -315,7 +315,7 @@ def is_named_table(name: str) -> bool:
     return _TABLE.fullmatch(name.rpartition(".")[2].lower()) is not None
 
 
-_REASONS = {
+REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; include= takes it, or the layout word embedding",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",
     "router": "a router: the size of its logits says how sharply experts are chosen; the layout word router takes it",
@@ -349,7 +349,7 @@ def classify(use: Use, parameter: Tensor, tied: bool) -> Classification:
     is_bias |= use.attribute in ("bias", "bias_mu") and not use.is_raw
     if not is_bias and isinstance(owner, _ConvNd) and use.attribute in _WEIGHTS:
         kind = "conv_transpose" if isinstance(owner, _ConvTransposeNd) else "conv"
-        return Classification(kind, role, _REASONS.get(role, ""))
+        return Classification(kind, role, REASONS.get(role, ""))
     if is_bias or parameter.ndim > 3:
         reason = "a bias, a scale or another vector: no matrix" if is_bias else MANY_DIMENSIONS
         return Classification("vector", role, reason)
@@ -358,7 +358,7 @@ def classify(use: Use, parameter: Tensor, tied: bool) -> Classification:
     if role == "other" and not use.is_raw:
         reason = f"{use.attribute} is not the layer's weight but beside it (a noise scale, an adapter, a gain)"
         return Classification("matrix", role, reason)
-    return Classification("matrix", role, _REASONS.get(role, ""))
+    return Classification("matrix", role, REASONS.get(role, ""))
 
 
 # Convolutions of timm that normalise their weight in each forward pass.
@@ -501,6 +501,13 @@ def is_called_head(use: Use) -> bool:
 
 # Names of routers among modules in a list that is not called experts.
 _GATE = re.compile(r"gate|gating|rout|switch|select|dispatch|w_?g$", re.IGNORECASE)
+
+
+def has_an_output_for_each_module(use: Use) -> bool:
+    """Return whether a layer has as many outputs as a list beside it has alike modules: experts, or blocks in a row."""
+    if use.is_raw or isinstance(use.owner, _ConvNd):
+        return False
+    return any(outputs(use.owner) == experts.size for experts in use.around.experts(use.place[1]))
 
 
 def _is_router(use: Use) -> bool:

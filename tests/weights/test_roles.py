@@ -263,6 +263,43 @@ def test_blocks_in_a_row_make_no_router_of_the_layer_after_them():
     assert roles(nn.ModuleDict({"ffns": blocks, "gate": nn.Linear(8, 4)}))["gate.weight"] == "router"
 
 
+class Mixture(nn.Module):
+    """Nothing in it is called a gate or an expert; the code weighs each module's output with one number."""
+
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        inner = [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)] if hidden else [nn.Linear(8, 4)]
+        self.a = nn.Sequential(*inner)
+        self.b = nn.ModuleList([nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(4)])
+        self.c = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights = self.a(x).softmax(-1)
+        return self.c(sum(weights[..., i : i + 1] * part(x) for i, part in enumerate(self.b)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_what_weighs_modules_with_no_name_is_a_router(hidden: bool) -> None:
+    found = roles(Mixture(hidden))
+    assert found.pop("a.2.weight" if hidden else "a.0.weight") == "router"
+    assert found.pop("c.weight") == "head"
+    assert set(found.values()) == {"mlp"}
+    fire_(Mixture(hidden), example=torch.randn(5, 8), strict=True)
+
+
+def test_a_cell_written_by_hand_has_no_head() -> None:
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.i, self.h = nn.Linear(8, 32), nn.Linear(8, 32)
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+            i, f, g, o = (self.i(x) + self.h(h)).view(-1, 4, 8).unbind(1)
+            return o.sigmoid() * (f.sigmoid() * c + i.sigmoid() * g.tanh()).tanh()
+
+    assert set(roles(Cell()).values()) == {"mlp"}
+
+
 # --------------------------------------------------------------------------------------------------------------- Muon
 
 
