@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from analysis.estimates import mean
+from fire_core.tools.output import keep_output
 from studies.driver import ROOT, Row, logged, read_csv, write_csv
 from studies.muon_split import ROWS, STREAMS
 
@@ -101,4 +102,5 @@ def plot(panel: Axes, row: str, points: Sequence[tuple[float, float]]) -> None:
 
 
 if __name__ == "__main__":
+    keep_output()
     main(sys.argv[1:])
