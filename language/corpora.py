@@ -277,7 +277,10 @@ def _matching(folder: Path, pattern: str, left_out: LeftOut) -> list[Path]:
     """Return the files of a folder, at any depth, that match a pattern such as `*.txt` or `notes/*.md`."""
     files = files_below(folder, left_out)
     folders = {folder, *(parent for file in files for parent in file.parents if parent.is_relative_to(folder))}
-    matching = {path for subfolder in folders for path in subfolder.glob(pattern)}
+    try:
+        matching = {path for subfolder in folders for path in subfolder.glob(pattern)}
+    except (NotImplementedError, ValueError) as error:  # pathlib's, of an absolute path and of ** within a name
+        raise ConfigError(f"dataset=text: pattern={pattern} is no pattern of names in a folder ({error})") from error
     for file in files:
         if file not in matching:
             left_out.add(f"files that do not match {pattern}", file.suffix or file.name)

@@ -321,6 +321,11 @@ def test_patterns_name_files_at_any_depth(tmp_path, options):
     assert split_of(tmp_path / "texts", pattern="notes/*.md") == (["firs"], ["t"])
 
 
+def test_an_absolute_pattern_is_refused(tmp_path, options):
+    with pytest.raises(ConfigError, match=r"pattern=/absolute/.* is no pattern of names in a folder \(Non-relative"):
+        corpora.text(str(tmp_path / "texts"), pattern="/absolute/*.txt")
+
+
 def test_what_must_be_downloaded_is_not_prepared_by_the_trainer(tmp_path, options):
     with pytest.raises(ConfigError, match=r"is not prepared .*python -m language\.prepare dataset=text"):
         load(tmp_path, options, BYTE, local=False)
