@@ -64,7 +64,7 @@ def _make(option: str, task: str, options: dict[str, Any]) -> tuple[Any, list[st
         try:
             with answering(name, "is being made"):
                 env = without_drawing(lambda: gymnasium.make(task, disable_env_checker=True, **options))
-        except SystemExit as error:  # of a licence that is missing, or of a script without `if __name__ == "__main__"`
+        except SystemExit as error:  # of a licence that is missing, or of a script that runs as it is imported
             if error.code == EXIT_PREEMPTED:  # this program's own: a signal came meanwhile
                 raise
             raise ConfigError(f"{name}: its code called exit({error.code!r}) while it was being made") from error
