@@ -18,7 +18,7 @@ from analysis import figures, formats, plotting, rl, style, tables
 from analysis.options import a_path, add_sources, load_or_explain
 from analysis.runs import Setting, settings
 from analysis.sources import small
-from fire_core.tools.output import full_disk_explained, keep_output
+from fire_core.tools.output import keep_output, system_errors_explained
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -88,5 +88,5 @@ def slug(setting: Setting) -> str:
 
 if __name__ == "__main__":
     keep_output()
-    with full_disk_explained():
+    with system_errors_explained():
         sys.exit(main())

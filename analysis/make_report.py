@@ -24,7 +24,7 @@ from analysis.arrays import Floats
 from analysis.curves import Curve, boundaries, mean_curve
 from analysis.options import a_path, add_sources, load_or_explain
 from analysis.runs import Group, LeftOut, Run, Setting, settings
-from fire_core.tools.output import full_disk_explained, keep_output
+from fire_core.tools.output import keep_output, system_errors_explained
 
 PAGE = Path(__file__).parent / "page"
 POINTS = 400  # of a curve; more would make the page larger and could not be seen
@@ -108,5 +108,5 @@ def plain(values: Floats) -> list[float | None]:
 
 if __name__ == "__main__":
     keep_output()
-    with full_disk_explained():
+    with system_errors_explained():
         sys.exit(main())

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,11 +14,16 @@ def a_path(text: str) -> Path:
     """Return a path of the command line, with `~` as the home folder.
 
     Raises:
-        argparse.ArgumentTypeError: the path is empty, as from an unset shell variable.
+        argparse.ArgumentTypeError: the path is empty, as from an unset shell variable, or has a variable that the shell
+            has not replaced, as in '$HOME/figures' within single quotes.
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: is a shell variable not set?")
-    return Path(text).expanduser()
+    path = Path(text).expanduser()
+    variables = [part for part in path.parts if re.fullmatch(r"\$[A-Za-z_]\w*", part)]
+    if variables and not path.exists():
+        raise argparse.ArgumentTypeError(f"{text}: the shell has not replaced {variables[0]}, as within single quotes")
+    return path
 
 
 def a_source(text: str) -> str:

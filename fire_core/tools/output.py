@@ -1,7 +1,6 @@
 """What a command prints: a reader that stops early (`| head`) or a closed stream (`2>&-`) does not end the command."""
 
 import contextlib
-import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -67,8 +66,8 @@ def keep_output() -> None:
 
 
 @contextlib.contextmanager
-def full_disk_explained() -> Iterator[None]:
-    """Context around a command whose output, or the disk that it writes to, may be full: one line, not a traceback.
+def system_errors_explained() -> Iterator[None]:
+    """Context around a command: a file that the system does not let it read or write is one line, not a traceback.
 
     Raises:
         SystemExit: with exit code 1, after the line.
@@ -76,12 +75,11 @@ def full_disk_explained() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno is None:  # raised by a library, and not by the system
             raise
+        target = error.filename or "the output"
         with contextlib.suppress(OSError):
-            print(
-                f"error: cannot write {error.filename or 'the output'}: {error.strerror}", file=sys.stderr, flush=True
-            )
+            print(f"error: cannot read or write {target}: {error.strerror}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fire_core.ranges import problem, shown
-from fire_core.tools.output import full_disk_explained, keep_output
+from fire_core.tools.output import keep_output, system_errors_explained
 from harness.config.errors import ConfigError, TrainingError, near
 from harness.config.paths import place
 
@@ -31,7 +31,7 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
         print(usage.strip())
         return
     try:
-        with full_disk_explained():
+        with system_errors_explained():
             main(*read_words(words, options))
             sys.stdout.flush()
     except (ConfigError, TrainingError) as error:

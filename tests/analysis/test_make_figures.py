@@ -6,6 +6,7 @@ import pytest
 
 from analysis import make_figures
 from tests.analysis.synthetic import write_run, write_sweep
+from tests.zygote import Zygote
 
 BASE = "warm_start-digits-resnet_small"
 
@@ -31,6 +32,28 @@ def test_no_runs_is_one_line_and_an_error(tmp_path, capsys, runs):
     captured = capsys.readouterr()
     assert len((captured.out + captured.err).splitlines()) == 1
     assert not (tmp_path / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "says"),
+    [
+        ("make_figures", "--out /dev/null/x", "make_figures: cannot write to --out /dev/null/x: Not a directory"),
+        ("make_figures", "--export /dev/null/x.csv", "error: cannot read or write /dev/null"),
+        (
+            "make_figures",
+            "--out $HOME/figures",
+            "make_figures.py: error: argument --out: $HOME/figures: the shell has ",
+        ),
+        ("make_report", "--out /dev/null/x.html", "error: cannot read or write /dev/null"),
+        ("make_report", "--out /proc/x.html", "error: cannot read or write /proc/x.html"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(program: str, options: str, says: str, tmp_path: Path, zygote: Zygote):
+    write_run(tmp_path / "runs", "fire", 0)
+    answer = zygote.run(tmp_path, f"analysis.{program}", *options.split())
+    assert answer.code in (1, 2)
+    assert answer.err.splitlines()[-1].startswith(says)
+    assert "Traceback" not in answer.err
 
 
 DAMAGED = {  # name of a folder: what is written over one of its files, and a word of the reason

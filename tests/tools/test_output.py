@@ -56,11 +56,11 @@ def test_a_full_disk_is_not_passed_over_in_silence(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     text = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom fire_core.tools.output import *\n"
-    text += 'keep_output()\nwith full_disk_explained():\n    print("line\\n" * 100_000)\n'
+    text += 'keep_output()\nwith system_errors_explained():\n    print("line\\n" * 100_000)\n'
     (tmp_path / "program.py").write_text(text)
     command = f"{sys.executable} program.py > /dev/full"
     answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert answer.stderr == "error: cannot write the output: No space left on device\n"
+    assert answer.stderr == "error: cannot read or write the output: No space left on device\n"
     assert answer.returncode == 1
 
 
