@@ -7,6 +7,7 @@ and a decoder; each has its own output layers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
@@ -21,6 +22,9 @@ _HIDDEN = words(
     "norm layer_norm rms_norm batch_norm group_norm instance_norm added gated relu relu6 gelu silu mish elu selu celu "
     "leakyrelu leaky_relu prelu rrelu hardswish"
 )
+
+
+Sizes = tuple[tuple[int, int], ...]  # (d_out, d_in) of layers
 
 
 class Network(NamedTuple):
@@ -44,12 +48,18 @@ def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set
     free = [network for network in wrapped or [Network(model, None)] if named.isdisjoint(_weights_of(network.module))]
     is_run = forward_of(model)[0] is not nn.Module.forward
     found: set[int] = set()
+    # What lies in networks of one list with layers of the same sizes: perhaps blocks, of which one reads another.
+    alike: dict[tuple[int, Sizes], set[int]] = {}
+    for network in wrapped:
+        if network.row is not None:
+            modules = {id(part) for part in network.module.modules()}
+            alike.setdefault((id(network.row), _sizes(network.module)), set()).update(modules)
     for network in free:
-        alike = [other.module for other in wrapped if other.row is network.row is not None and _alike(other, network)]
+        beside = alike.get((id(network.row), _sizes(network.module)), set())
         is_part = bool(wrapped) and is_run
-        found |= _outputs_of(network.module, code, _weights_of(network.module), is_part, alike)
+        found |= _outputs_of(network.module, code, _weights_of(network.module), is_part, beside)
     if wrapped and is_run and free:
-        found |= _outputs_of(model, code, set().union(*(_weights_of(network.module) for network in free)), False, [])
+        found |= _outputs_of(model, code, set().union(*(_weights_of(network.module) for network in free)), False, set())
     return found
 
 
@@ -80,14 +90,9 @@ def parts_of(module: nn.Module) -> Iterator[Network]:
             yield Network(child, module if isinstance(module, nn.Sequential) else None)
 
 
-def _alike(first: Network, second: Network) -> bool:
-    """Return whether two different networks have layers of the same sizes in the same order."""
-    return first.module is not second.module and _sizes(first.module) == _sizes(second.module)
-
-
-def _sizes(module: nn.Module) -> list[tuple[int, int]]:
+def _sizes(module: nn.Module) -> Sizes:
     """Return (d_out, d_in) of each linear layer and convolution, in the order of registration."""
-    return [(outputs(layer), width(layer)) for layer in module.modules() if is_linear(layer)]
+    return tuple((outputs(layer), width(layer)) for layer in module.modules() if is_linear(layer))
 
 
 def _weights_of(network: nn.Module) -> set[int]:
@@ -95,9 +100,7 @@ def _weights_of(network: nn.Module) -> set[int]:
     return {id(layer.weight) for layer in network.modules() if is_dense(layer)}
 
 
-def _outputs_of(
-    network: nn.Module, code: SourceReader, weights: Set[int], is_part: bool, alike: list[nn.Module]
-) -> set[int]:
+def _outputs_of(network: nn.Module, code: SourceReader, weights: Set[int], is_part: bool, beside: Set[int]) -> set[int]:
     """Return the `id`s of the weights of a network's output layers.
 
     Args:
@@ -105,22 +108,26 @@ def _outputs_of(
         code: what was read of the model.
         weights: `id`s of the weights of its linear layers.
         is_part: whether another forward pass uses what it returns.
-        alike: modules of one list with it that are built alike: blocks, if one reads what another one returns.
+        beside: `id`s of what lies in this and other networks of one list with layers of the same sizes: they are
+            blocks, if one reads what another one returns.
     """
     found: set[int] = set()
     if is_linear(network):
         return found
+    after = {key: code.steps_after(key) for key in weights}
+    counts = Counter(step for steps in after.values() for step in steps)
     for flow in code.results.get(network, ()):
         keys = {key for key, _ in flow.origins}
         steps = flow.steps.union(*(code.steps_after(key) for key in keys)) if is_part else flow.steps
-        if not keys <= weights or steps & _HIDDEN:
+        if not keys or not keys <= weights or steps & _HIDDEN:
             continue
         used = {key for key in keys if code.is_consumed(key)}
         if len(keys) > 1:  # the value and the advantages of a dueling network
             found |= keys if not used else set()
             continue
-        hidden_steps = {step for key in weights - keys for step in code.steps_after(key)}
-        is_hidden = used and steps & hidden_steps
-        is_block = is_part and any(code.is_residual(key, network) or code.feeds(key, alike) for key in keys)
+        (key,) = keys
+        is_hidden = used and any(counts[step] > (step in after[key]) for step in steps)
+        inside = {id(part) for part in network.modules()} if is_part else set()
+        is_block = code.is_residual(key) or not (code.readers_of(key) & beside <= inside)
         found |= keys if not is_hidden and not is_block else set()
     return found

@@ -256,7 +256,7 @@ class SourceReader:
         self.reads_input: set[int] = set()  # weights of layers that are given what no layer made
         self.rows: dict[int, int] = {}  # features of each layer
         self.results: dict[nn.Module, list[Flow]] = {}  # what each module returns
-        self.inputs: dict[nn.Module, set[int]] = {}  # the numbers of what each module is given
+        self.inputs: set[int] = set()  # the numbers of what each module is given
         self.added: dict[int, set[int]] = {}  # the numbers of what was added to the output of a layer
         self._numbers: dict[tuple[Any, ...], int] = {}  # of expressions; see `number`
         for layer in filter(is_linear, model.modules()):
@@ -401,16 +401,13 @@ class SourceReader:
             for operation in self._operations_of(key)
         )
 
-    def feeds(self, key: int, modules: Iterable[nn.Module]) -> bool:
-        """Whether one of some modules, or a layer in one, takes the output of a layer."""
-        inside = {id(part) for module in modules for part in module.modules()}
-        return any(
-            operation[0] in ("module", "layer") and operation[1] in inside for operation in self._operations_of(key)
-        )
+    def readers_of(self, key: int) -> set[int]:
+        """Return the `id`s of the modules that take the output of a layer."""
+        return {operation[1] for operation in self._operations_of(key) if operation[0] in ("module", "layer")}
 
-    def is_residual(self, key: int, module: nn.Module) -> bool:
-        """Whether the output of a layer is added to what the module around it was given."""
-        return not self.added.get(key, set()).isdisjoint(self.inputs.get(module, ()))
+    def is_residual(self, key: int) -> bool:
+        """Return whether the output of a layer is added to something that a module was given."""
+        return not self.added.get(key, set()).isdisjoint(self.inputs)
 
     def steps_after(self, key: int) -> set[str]:
         """The names of activations and norms that come after a layer."""
@@ -435,7 +432,7 @@ class SourceReader:
     def _call_module(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any], node: ast.AST | None) -> Any:
         """What a module returns; it is noted, and what it was given."""
         given = [value for value in (*args, *kwargs.values()) if _is_tensor(value)]
-        self.inputs.setdefault(module, set()).update(map(self.number, given))
+        self.inputs.update(map(self.number, given))
         result = self._result_of(module, args, kwargs, node)
         self.results.setdefault(module, []).extend(_flows(result))
         return result

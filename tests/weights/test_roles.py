@@ -222,8 +222,19 @@ class Trunk(nn.Module):
         return self.actor(h), self.critic(h)
 
 
+class ReturnsAll(Residual):
+    """What the blocks put out is returned beside their sum."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        near = self.near(x)
+        x = x + near
+        far = self.far(x)
+        return x + far, near, far
+
+
 @pytest.mark.parametrize(
-    ("kind", "heads"), [(Residual, set()), (InARow, {"blocks.2.4"}), (Trunk, {"actor.2", "critic.2"})]
+    ("kind", "heads"),
+    [(Residual, set()), (ReturnsAll, set()), (InARow, {"blocks.2.4"}), (Trunk, {"actor.2", "critic.2"})],
 )
 def test_a_hidden_layer_at_the_end_of_a_part_is_no_head(kind, heads):
     assert {name.removesuffix(".weight") for name, role in roles(kind()).items() if role == "head"} == heads
