@@ -9,7 +9,7 @@ fire convergence         how near k steps come to the isometry, in theory and on
 import importlib
 import sys
 
-from fire_core.tools.output import keep_output
+from fire_core.tools.output import keep_output, system_errors_explained
 
 COMMANDS = ("matrices", "audit", "project", "convergence")
 
@@ -24,5 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     if words[0] not in COMMANDS:
         print(f"fire {words[0]} is unknown: one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    code: int = importlib.import_module(f"fire_core.tools.{words[0]}").main(words[1:])
+    with system_errors_explained():
+        code: int = importlib.import_module(f"fire_core.tools.{words[0]}").main(words[1:])
+        sys.stdout.flush()
     return code

@@ -267,6 +267,10 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
                     _check_declared(override, composed, len(combinations))
     except (HydraException, OmegaConfBaseException):
         return  # Hydra will say so when it composes the whole command line
+    for override in overrides:
+        number = override.value() if override.key_or_group in ("hydra.sweeper.n_trials", "hydra.sweeper.n_jobs") else 1
+        if isinstance(number, int) and number < 1:
+            raise ConfigError(f"{override.key_or_group} must be at least 1, got {number}")
     if sweeps and "hydra.sweeper.direction" not in [override.key_or_group for override in overrides]:
         direction = direction_of(composed(0))
         arguments.overrides += [f"hydra.sweeper.direction={direction}"] if direction else []

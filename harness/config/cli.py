@@ -343,18 +343,19 @@ def library_error(error: Exception) -> ConfigError | None:
     in_libraries = [package in ("hydra", "hydra_plugins") for package in packages]
     if isinstance(error, USER_ERRORS) or not any(in_libraries) or modules[-1] == "hydra.core.utils":
         return None  # Hydra's utils raise the error of a job again, whichever process the job ran in
-    within_hydra = packages[in_libraries.index(True) :]
+    begin = in_libraries.index(True)
+    within_hydra = packages[begin:]
     if set(within_hydra) & {"__main__", "harness", "vision", "language", "rl", "fire_core"}:
         return None
-    return ConfigError(_describe_library_error(error, within_hydra))
+    return ConfigError(_describe_library_error(error, modules[begin:]))
 
 
-def _describe_library_error(error: Exception, packages: Sequence[str]) -> str:
+def _describe_library_error(error: Exception, modules: Sequence[str]) -> str:
     """Return the message for an error of Hydra or of a library that it uses.
 
     Args:
         error: the error.
-        packages: those that its traceback goes through, from Hydra on.
+        modules: those that its traceback goes through, from Hydra on.
     """
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -363,9 +364,10 @@ def _describe_library_error(error: Exception, packages: Sequence[str]) -> str:
         return f"a file of conf/ or of --config-dir is no YAML in UTF-8: {reason}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot write to {error.filename}: {error.strerror} (see paths.runs=, hydra.sweep.dir=)"
-    if packages[-1] == "optuna" and (version := metadata.version("sqlalchemy")) >= "2":
+    is_of_storage = any(module.startswith(("optuna.storages._rdb", "sqlalchemy")) for module in modules)
+    if is_of_storage and (version := metadata.version("sqlalchemy")) >= "2":
         reason = f"hydra.sweeper.storage= needs SQLAlchemy 1.4, not {version}: {INSTALL_PLUGINS}"
-    if "hydra_plugins" in packages:
+    if any(module.startswith("hydra_plugins") for module in modules):
         return f"the launcher or sweeper failed: {reason}"
     return f"Hydra cannot take these arguments: {reason}"
 

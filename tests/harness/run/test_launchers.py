@@ -242,6 +242,10 @@ def test_a_number_of_which_nothing_is_known_has_no_direction() -> None:
         ("hydra/sweeper=optuna hydra.sweeper.storage=nonsense", ""),
         ("hydra/sweeper=optuna hydra.sweeper.storage=sqlite:////no/such/folder/o.db", ""),
         ("hydra/sweeper=optuna +hydra.sweeper.trials=3", ""),
+        ("hydra/sweeper=optuna hydra.sweeper.n_trials=0", "hydra.sweeper.n_trials must be at least 1, got 0"),
+        ("hydra/sweeper=optuna hydra.sweeper.n_jobs=0", "hydra.sweeper.n_jobs must be at least 1, got 0"),
+        ("hydra/sweeper=optuna hydra.sweeper.direction=up", "the launcher or sweeper failed: Please set either"),
+        ("hydra/sweeper=optuna lr=interval(0.1,0.01)", "the launcher or sweeper failed: The `low` value must be"),
     ],
 )
 def test_what_a_library_cannot_do_is_one_line(options: str, says: str, tmp_path: Path, zygote: Zygote) -> None:
