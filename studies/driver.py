@@ -238,7 +238,7 @@ class Study:
             }
             for (setting, row), point in chosen.items()
         ]
-        write_csv(self.folder / f"{name}.chosen.csv", lines)
+        write_derived(self.folder / f"{name}.chosen.csv", lines, [table.path], self.command("search", name))
         self.write_power(name, searched_power(stream, scores))
 
     def write_power(self, name: str, numbers: Row) -> None:
@@ -490,7 +490,8 @@ class Table:
         if self.tasks is not None:
             self.tasks[key] = [vars(key) | task for task in tasks_of(folder)]
         self.write()
-        provenance.write(self.path, entry | {"command": self.command}, more=True)
+        for path in (self.path,) if self.tasks is None else (self.path, self.tasks_path):
+            provenance.write(path, entry | {"command": self.command}, more=True)
         return line
 
     def drop(self, keys: Iterable[Key]) -> None:
@@ -562,6 +563,13 @@ def tasks_of(folder: Path) -> list[Row]:
 def read_csv(path: Path) -> list[Row]:
     """Return the lines of a csv file as texts by column; an empty list if there is no such file."""
     return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def write_derived(path: Path, lines: Sequence[Row], sources: Sequence[Path], command: str) -> None:
+    """Write a table that is computed from other tables, and its provenance, which is theirs but for the command."""
+    write_csv(path, lines)
+    entries = [entry for source in sources for entry in provenance.read(source).values()]
+    provenance.write(path, provenance.joined(entries) | {"command": command})
 
 
 def write_csv(path: Path, lines: Sequence[Row]) -> None:

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from analysis.estimates import mean
 from fire_core.tools.output import keep_output
-from studies.driver import ROOT, Row, logged, read_csv, write_csv
+from studies.driver import ROOT, Row, logged, read_csv, write_derived
 from studies.muon_split import ROWS, STREAMS
 
 FOLDER = ROOT / "docs" / "studies" / "muon_split"
@@ -29,7 +29,8 @@ STYLES: dict[str, dict[str, Any]] = {
 def main(arguments: Sequence[str]) -> None:
     """Read the curves of the runs below a folder into a table, if one is named, and draw the figure."""
     if arguments:
-        write_csv(FOLDER / "gpt.curves.csv", curves_of(Path(arguments[0])))
+        command = "python -m studies.muon_split_figure RUNS"
+        write_derived(FOLDER / "gpt.curves.csv", curves_of(Path(arguments[0])), [FOLDER / "gpt.csv"], command)
     figure = draw(read_csv(FOLDER / "gpt.search.csv"), read_csv(FOLDER / "gpt.curves.csv"))
     figure.savefig(FOLDER / "muon_split.png", dpi=150)
 

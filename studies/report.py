@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis.estimates import mean
 from fire_core.tools.output import keep_output
-from studies.driver import Measure, Stream, Study, read_csv, write_csv
+from studies.driver import Measure, Stream, Study, read_csv, write_derived
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
 # Rows of the figure, with the part of the way to the isometry that they go.
@@ -155,10 +156,12 @@ def main(arguments: Sequence[str]) -> None:
     study = Study(arguments[0], 1)
     lines: list[dict[str, Any]] = []
     shown: dict[str, Result] = {}
+    sources: list[Path] = []
     for name, stream in study.streams.items():
         rows = read_csv(study.folder / f"{name}.csv")
         if not rows:
             continue
+        sources.append(study.folder / f"{name}.csv")
         results = results_of(stream, rows)
         power = study.folder / f"{name}.power.json"
         descriptive = json.loads(power.read_text())["descriptive"] if power.exists() else None
@@ -178,7 +181,8 @@ def main(arguments: Sequence[str]) -> None:
                 f"| {verdict.seeds} | {verdict.p_difference:.3g} | {verdict.p_equivalence:.3g} | {outcome} |"
             )
             lines.append({"stream": name, "setting": setting, "row": row, "rival": rival} | asdict(verdict))
-    write_csv(study.folder / "outcomes.csv", lines)
+    command = f"python -m studies.report {study.name}"
+    write_derived(study.folder / "outcomes.csv", lines, sources, command)
     if shown:
         draw(shown).savefig(study.folder / f"{study.name}.png", dpi=150)
 

@@ -56,7 +56,7 @@ OVER_ALL = [
     "tests/harness/config/test_cli.py::test_help_lists_what_the_program_can_take",
     "tests/harness/tune/test_space.py",
     "tests/test_configs.py::test_what_conf_holds_is_ordinary",
-    "tests/test_import_direction.py",
+    "tests/test_import_direction.py::test_no_import_against_the_direction",
     "tests/test_readme.py::test_there_are_as_many_methods_as_are_counted",
 ]
 

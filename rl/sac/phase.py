@@ -1,5 +1,6 @@
 """What the loop of `rl.sac` does between its updates: rows, evaluation, measurements, the contexts of methods."""
 
+import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -25,10 +26,15 @@ PROBE = 512  # transitions on which plasticity is measured
 
 
 @torch.inference_mode()
-def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor | None = None) -> np.ndarray:
-    """Return the policy's actions with this noise, or its mean actions, (k, a) in [-1, 1], for observations (k, o)."""
+def policy(
+    task: Task, learner: Learner, observations: np.ndarray, noise: Tensor | None = None, acts: bool = True
+) -> np.ndarray:
+    """Return the policy's actions with this noise, or its mean actions, (k, a) in [-1, 1], for observations (k, o).
+
+    With `acts` a method watches training passes, so that this pass is made in evaluation mode.
+    """
     x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
-    with learner.net.mode(training=False):  # a method that watches training passes must not see this one
+    with learner.net.mode(training=False) if acts else contextlib.nullcontext():
         action = torch.tanh(learner.actor(x)[0]) if noise is None else learner.actor.sample(x, noise.to(task.device))[0]
     return action.cpu().numpy()
 
@@ -114,7 +120,7 @@ def probe_batch(task: Task, learner: Learner, batch: Batch, generator: torch.Gen
     statistics = learner.statistics.tensors(task.device)
     noise = torch.randn(2, len(batch.reward), task.actions, generator=generator).to(task.device)
     observation, next_observation = (normalised(x, statistics) for x in (batch.observation, batch.next_observation))
-    with learner.net.mode(training=False):  # a method that watches training passes must not see this one
+    with learner.net.mode(training=False):
         next_action, next_log_p = learner.actor.sample(next_observation, noise[0])
     next_values = [target(next_observation, next_action) for target in learner.target_critics]
     next_value = torch.stack(next_values).amin(0) - learner.temperature() * next_log_p

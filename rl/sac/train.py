@@ -179,7 +179,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
         The critics' loss in the last update, None where no update was due.
     """
     config, loss = task.config, None
-    actions = choose_actions(task, learner)
+    actions = choose_actions(task, learner, acts)
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
@@ -191,10 +191,11 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 @torch.inference_mode()
-def choose_actions(task: Task, learner: Learner) -> np.ndarray:
+def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
     """Return actions in [-1, 1], (environments, actions): random in the run's beginning, then drawn by the policy.
 
-    Statistics of the observations are updated, if observations are normalised by them.
+    Statistics of the observations are updated, if observations are normalised by them. With `acts` a method watches
+    training passes, so that this pass is made in evaluation mode.
     """
     observations = learner.workers.observations
     if task.config.normalize_observations:
@@ -202,7 +203,7 @@ def choose_actions(task: Task, learner: Learner) -> np.ndarray:
     shape = (len(observations), task.actions)
     if learner.decisions(task) < task.config.random_steps:
         return (torch.rand(shape, generator=learner.generator) * 2 - 1).numpy()
-    return policy(task, learner, observations, torch.randn(shape, generator=learner.generator))
+    return policy(task, learner, observations, torch.randn(shape, generator=learner.generator), acts)
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor:

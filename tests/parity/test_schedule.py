@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.parity import golden
-from vision.schedule import reference, warmup
+from vision.schedule import authors_factor, warmup
 
 META = golden.meta("vision_schedule")
 FACTS = golden.facts("vision_schedule")
@@ -18,7 +18,7 @@ def test_every_pass_of_every_level(benchmark: str) -> None:
     levels = zip(fact["epochs_per_level"], fact["logged_epochs_per_level"], fact["lr_pattern_of_level"], strict=True)
     for passes, logged, pattern in levels:
         stride = passes // logged
-        factors = [reference(i, epochs, stride, earlier, META["warmup_rate"]) for i in range(passes)]
+        factors = [authors_factor(i, epochs, stride, earlier, META["warmup_rate"]) for i in range(passes)]
         expected = golden.load("vision_schedule")[f"lr.{benchmark}.pattern{pattern}"]
         if 1 < stride < 1 / META["warmup_rate"]:
             expected = np.minimum(expected, META["base_lr"])  # the overshoot (docs/paper.md, A17) is not repeated
@@ -43,7 +43,7 @@ def test_groups_of_muon_scale_their_own_rate(key: str) -> None:
 
 
 def test_the_ramp_never_overshoots() -> None:
-    assert max(reference(i, 7, 3, 5) for i in range(21)) <= 1
+    assert max(authors_factor(i, 7, 3, 5) for i in range(21)) <= 1
 
 
 def test_plain_warmup() -> None:

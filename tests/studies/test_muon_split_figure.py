@@ -38,11 +38,12 @@ def test_the_search_is_drawn_with_its_mean_and_both_seeds() -> None:
     figure = muon_split_figure.draw(search, [])
     (split, fused) = figure.axes[0].lines
     assert (split.get_label(), fused.get_label()) == ("split", "fused")
-    first = min(float(line["searched"].removeprefix("lr=")) for line in search if line["row"] == "split")
-    at_first = [
-        float(line["val/loss"])
+    rates = [
+        (float(line["searched"].removeprefix("lr=")), float(line["val/loss"]))
         for line in search
-        if line["setting"] == "width 64" and line["row"] == "split" and float(line["searched"][3:]) == first
+        if (line["setting"], line["row"]) == ("width 64", "split")
     ]
+    first = min(rates)[0]
+    at_first = [loss for rate, loss in rates if rate == first]
     assert np.asarray(split.get_xdata())[0] == first
     assert np.asarray(split.get_ydata())[0] == pytest.approx(sum(at_first) / len(at_first))

@@ -16,6 +16,7 @@ import torch
 
 import harness.run.folder
 import harness.training.loop
+import rl.dqn.train
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from rl.common.replay_store import RingStore
@@ -256,19 +257,23 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does training try again at every step: the next try comes when the next checkpoint is due."""
-    looks = itertools.count()
-    clock = SimpleNamespace(monotonic=lambda: float(next(looks)))  # each look at it is a second later
-    tries: list[float] = []
-    save, every = RingStore.save, 10
+    seconds, tries = [0.0], list[float]()
+    clock = SimpleNamespace(monotonic=lambda: seconds[0])
+    save, plain, every = RingStore.save, interact, 10
 
     def full(store: RingStore, ring: Any) -> dict[str, Any]:
         if max(ring.written) < 40:
-            tries.append(clock.monotonic())
+            tries.append(seconds[0])
             raise OSError(28, "No space left on device")
         return save(store, ring)
 
+    def second_long(*arguments: Any) -> Any:
+        seconds[0] += 1
+        return plain(*arguments)
+
     with monkeypatch.context() as broken:
         broken.setattr(RingStore, "save", full)
+        broken.setattr(rl.dqn.train, "interact", second_long)
         broken.setattr(harness.run.folder, "time", clock)
         broken.setattr(harness.training.loop, "time", clock)
         rough = DQN.run(tmp_path / "rough", f"checkpoint.every_seconds={every}", *SHORT)
