@@ -16,7 +16,7 @@ How a weight is cut is decided by the first of these that knows it:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from operator import attrgetter
@@ -31,7 +31,7 @@ from fire_core.weights.code import forward_of, is_torchs
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
 from fire_core.weights.output_layers import output_weights
-from fire_core.weights.read import equals_plain, read_module, read_pass
+from fire_core.weights.read import convolves_backwards, equals_plain, multiplies_by_stored, read_module, read_pass
 from fire_core.weights.source import LayerUse, SourceReader
 from fire_core.weights.topology import FUSED, Use, projections_in_name, unwrap, width
 
@@ -83,6 +83,7 @@ class Reader:
         # Results for layers that are built alike, by what makes them alike:
         self._cuts_alone: dict[object, Cut | None] = {}
         self._is_plain_cache: dict[object, bool] = {}
+        self._turns_weight_cache: dict[object, bool] = {}
         self._multiplied_alike: set[tuple[str, torch.Size]] | None = None
 
     def read(self) -> list[Entry]:
@@ -122,7 +123,8 @@ class Reader:
             role,
             kind=kind,
             groups=use.owner.groups if kind.startswith("conv") and isinstance(use.owner, _ConvNd) else 1,
-            transposed=kind == "matrix" and (is_transposed or topology.is_transposed_linear(use.owner)),
+            transposed=kind == "matrix"
+            and (is_transposed or topology.is_transposed_linear(use.owner) or self._is_multiplied_as_stored(use)),
             aliases=names,
             modules=tuple({id(m): m for u in uses for m in u.path[1:]}.values()),
             reason=reason,
@@ -221,6 +223,8 @@ class Reader:
                 return ""
             layer = type(use.owner).__name__
             return f"the code of {layer}, or around it, changes the weight before it is multiplied ({code.changed})"
+        if isinstance(use.owner, _ConvNd) and self._turns_weight(use, convolves_backwards):
+            return f"{type(use.owner).__name__}.forward uses the weight as a transposed convolution does"
         if use.is_raw or code is None or code.own_forward != "unclear":
             return ""
         if self.multiplied is not None and id(entry.parameter) in self.multiplied:
@@ -228,6 +232,28 @@ class Reader:
         if self._is_plain(use.owner):
             return ""
         return f"{type(use.owner).__name__}.forward does something else with the weight than torch's own layer does"
+
+    def _is_multiplied_as_stored(self, use: Use) -> bool:
+        """Return whether a linear layer's own forward pass computes x W, so that W is stored (inputs, outputs)."""
+        return isinstance(use.owner, nn.Linear) and self._turns_weight(use, multiplies_by_stored)
+
+    def _turns_weight(self, use: Use, is_turned: Callable[[Any], bool]) -> bool:
+        """Return what a trial says of a layer whose own forward pass multiplies with the stored weight; else False.
+
+        Args:
+            use: the place of the layer's weight.
+            is_turned: runs a copy of the layer, and returns whether it swaps inputs and outputs.
+        """
+        layer = use.owner
+        if use.is_raw or is_torchs(forward_of(layer)[0]):
+            return False
+        code = self.code.get(id(layer._parameters.get("weight")))
+        if code is None or code.own_forward != "plain":
+            return False
+        key = (type(layer), *(tuple(p.shape) for p in layer.parameters()), fingerprint(layer))
+        if key not in self._turns_weight_cache:
+            self._turns_weight_cache[key] = is_turned(layer)
+        return self._turns_weight_cache[key]
 
     def _is_plain(self, layer: nn.Module) -> bool:
         """Return whether a layer with a forward pass of its own computes the same as torch's layer."""

@@ -578,6 +578,43 @@ def equals_plain(module: nn.Module) -> bool:
     return False
 
 
+def multiplies_by_stored(layer: nn.Linear) -> bool:
+    """Return whether a linear layer with a forward pass of its own computes x W, up to a factor and a bias, not x W^T.
+
+    Its weight W (d_out, d_in as torch names them) is then stored as (inputs, outputs). A copy of the layer is run on
+    the unit vectors; a layer that does not run on one input alone, or computes something else, gives False.
+    """
+    try:
+        clone: Any = _copy(layer, {})
+        weight = clone.weight.detach()
+        units = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
+        with state_outside_restored(clone), restored_generators([units]), torch.inference_mode(False), torch.no_grad():
+            output = _tensors(clone(units))[0] - _tensors(clone(torch.zeros_like(units)))[0]
+        factor = (output * weight).sum() / weight.square().sum()
+        return bool(torch.allclose(output, factor * weight, rtol=1e-3, atol=1e-5)) and bool(factor.abs() > 1e-6)
+    except Exception:  # whatever the layer raises on an input that it does not take
+        return False
+
+
+def convolves_backwards(layer: _ConvNd) -> bool:
+    """Return whether a convolution's own forward pass takes `out_channels` channels and gives `in_channels`.
+
+    That is what a transposed convolution with its weight does. A copy of the layer is run on random input; layers with
+    as many inputs as outputs give False, as their shapes do not tell.
+    """
+    if layer.in_channels == layer.out_channels:
+        return False
+    try:
+        clone: Any = _copy(layer, {})
+        sides = [max(4, d * (k - 1) + 2) for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randn((2, layer.out_channels, *sides), generator=draw, device="cpu").to(clone.weight)
+        with state_outside_restored(clone), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
+            return _tensors(clone(x))[0].shape[1] == layer.in_channels
+    except Exception:  # whatever the layer raises on an input that it does not take
+        return False
+
+
 _PLAIN_LAYERS: tuple[Any, ...] = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.MultiheadAttention, nn.LSTMCell, nn.GRUCell, nn.RNNCell, nn.LSTM, nn.GRU, nn.RNN,
