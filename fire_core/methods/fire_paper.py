@@ -5,6 +5,7 @@ the differences (A1 to A13), and tests/parity compares with that code's numbers.
 as its authors wrote it; this file holds the differences.
 """
 
+import abc
 import contextlib
 import functools
 import itertools
@@ -310,7 +311,7 @@ class FirePaperCBP:
         self.state["age"][i][rows] = 0
 
 
-class UnitSilences(Saved):
+class UnitSilences(Saved, abc.ABC):
     """The age of each unit's current silence, and the threshold at which the unit is recycled, both in samples.
 
     Args:
@@ -335,6 +336,7 @@ class UnitSilences(Saved):
         self.age = torch.zeros(units, dtype=torch.int64, device=device)
         self.threshold = torch.full_like(self.age, max_age // 2)
 
+    @abc.abstractmethod
     def step(self, fired: Tensor, samples: int) -> Tensor:
         """Add a batch to the silences of all units, and return which of them are too long.
 
@@ -345,7 +347,6 @@ class UnitSilences(Saved):
         Returns:
             (units,) bool, whether each unit has been silent for too long.
         """
-        raise NotImplementedError
 
 
 class FirePaperSilences(UnitSilences):
