@@ -4,6 +4,7 @@ import copy
 import sys
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -215,7 +216,9 @@ def perceptron() -> nn.Sequential:
 class Counted(TorchDispatchMode):
     """Bytes that collectives bring from other ranks, and the most memory that a step's tensors take at once.
 
-    What is there before the step is not counted: shards of weights, gradients and momentum.
+    What is there before the step is not counted: shards of weights, gradients and momentum. A memory counts until the
+    step holds no tensor on it any more. gloo's own thread holds what was sent for a moment longer, how long is chance;
+    so it is handed another tensor on the same memory, which is not counted.
     """
 
     def __init__(self, optimizer: SplitMuon) -> None:
@@ -223,31 +226,36 @@ class Counted(TorchDispatchMode):
         before = [t for p in optimizer.param_groups[0]["params"] for t in (p, p.grad, *optimizer.state[p].values())]
         self.known = {tensor.to_local().untyped_storage().data_ptr() for tensor in before}
         self.received, self.names, self.alive, self.most = 0, set[str](), 0, 0
-        self.seen: dict[int, Any] = {}
+        self.holders = Counter[int]()  # tensors of the step, by the address of their memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in ("c10d", "_c10d_functional"):
             self.names.add(func.name())
-            output, _, group, lengths, _ = args[:5]  # those of an all-to-all; another collective fails here
+            output, sent, group, lengths, *more = args  # those of an all-to-all; another collective fails here
             rank = dist.distributed_c10d.ProcessGroup.unbox(group).rank()
             self.received += (sum(lengths) - lengths[rank]) * output.itemsize
+            args = (output.detach(), sent.detach(), group, lengths, *more)
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, (tuple, list)) else (result,):
             if type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.numel():
-                self.watch(tensor.untyped_storage())
+                self.watch(tensor)
         return result
 
-    def watch(self, storage: torch.UntypedStorage) -> None:
-        if storage.data_ptr() in self.seen or storage.data_ptr() in self.known:
+    def watch(self, tensor: Tensor) -> None:
+        address, size = tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()
+        if address in self.known:
             return
-        self.alive += storage.nbytes()
-        self.most = max(self.most, self.alive)
+        if not self.holders[address]:
+            self.alive += size
+            self.most = max(self.most, self.alive)
+        self.holders[address] += 1
 
-        def end(size: int = storage.nbytes(), key: int = storage.data_ptr()) -> None:
-            self.alive -= size
-            del self.seen[key]
+        def end() -> None:
+            self.holders[address] -= 1
+            if not self.holders[address]:
+                self.alive -= size
 
-        self.seen[storage.data_ptr()] = weakref.finalize(storage, end)
+        weakref.finalize(tensor, end)
 
 
 def counted(rank: int, world: int) -> None:
@@ -281,7 +289,8 @@ def counted(rank: int, world: int) -> None:
         assert count.names == ({"c10d::alltoall_base_"} if count.received else set())
     for mesh, layout in ((line, [Shard(0)]), (line, [Shard(1)]), (square, [Shard(0), Shard(1)])):
         # E numbers of one large weight, and of several small ones
-        for side, numbers, most in ((256, 2**16, 12), (64, split_muon.ROUND_ELEMENTS, 8)):
+        several = 8 if layout == [Shard(0), Shard(1)] else 6
+        for side, numbers, most in ((256, 2**16, 12), (64, split_muon.ROUND_ELEMENTS, several)):
             model = nn.Module()
             for at in range(world * numbers // side**2):
                 model.register_parameter(f"weight{at}", nn.Parameter(torch.randn(side, side)))
@@ -291,8 +300,7 @@ def counted(rank: int, world: int) -> None:
             optimizer.step()
             with Counted(optimizer) as count:
                 optimizer.step()
-            # gloo's own thread may let go of a buffer that was sent, 2 E bytes, after the next one is made
-            assert 6 <= count.most / numbers <= most + 2.5, (side, count.most / numbers)
+            assert 6 <= count.most / numbers <= most, (side, count.most / numbers)
 
 
 def saved(rank: int, world: int, folder: Path) -> None:

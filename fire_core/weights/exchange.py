@@ -103,8 +103,8 @@ def to_owners(shards: Tensor, divisions: list[Division]) -> Tensor:
             shape = [counts[division.rank], *shards.shape[1:]]
             shape[division.dim + 1] = length
             shapes.append(shape)
-        pieces = _exchange(list(shards.split(counts)), shapes, division.group)
-        shards = torch.cat(pieces, division.dim + 1)
+        # In one expression, so that no name keeps the received pieces alive during the next exchange.
+        shards = torch.cat(_exchange(list(shards.split(counts)), shapes, division.group), division.dim + 1)
     return shards
 
 
