@@ -47,7 +47,9 @@ def command() -> list[str]:
     return sys.orig_argv[1:]
 
 
+@functools.cache
 def _version(package: str) -> str | None:
+    """Return the version of an installed package, as it was when this process first asked; None if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -74,10 +76,13 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
 def git_commit() -> str | None:
     """Return the commit of this code, with `-dirty` when tracked files are changed; None outside a checkout.
 
-    Tables and pages below `docs` do not count: a study writes them while it runs.
+    It is the commit of when this process first asked, as `code_digest` is: what is committed later is not the code that
+    a process with many runs has imported. Tables and pages below `docs` do not count: a study writes them while it
+    runs.
     """
 
     def git(*words: str) -> str:

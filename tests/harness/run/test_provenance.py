@@ -182,21 +182,22 @@ def test_a_search_says_what_made_its_trials_and_forgets_those_of_a_table_that_is
 def test_a_tree_is_dirty_by_its_code_and_not_by_the_tables_that_a_study_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    git_commit = environment.git_commit.__wrapped__  # asked anew, as by a process that has just begun
     monkeypatch.setattr(environment, "__file__", str(tmp_path / "a.py"))
-    assert environment.git_commit() is None
+    assert git_commit() is None
     (tmp_path / "docs").mkdir()
     for name in ("a.py", "docs/a.csv"):
         (tmp_path / name).write_text("1")
     identity = ("-c", "user.name=a", "-c", "user.email=a@b.example")
     for words in (("init", "-q"), ("add", "."), (*identity, "commit", "-qm", "a")):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
-    commit = environment.git_commit()
+    commit = git_commit()
     assert commit is not None
     assert re.fullmatch("[0-9a-f]{40}", commit)
     (tmp_path / "docs" / "a.csv").write_text("2")
-    assert environment.git_commit() == commit
+    assert git_commit() == commit
     (tmp_path / "a.py").write_text("2")
-    assert environment.git_commit() == f"{commit}-dirty"
+    assert git_commit() == f"{commit}-dirty"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
