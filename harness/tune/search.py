@@ -1,6 +1,7 @@
 """A search: the same number of trials for each method, whose runs are jobs side by side."""
 
 import copy
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -49,8 +50,8 @@ class Search:
     varying: tuple[str, ...] = ("method", "seed")
 
     def compose(self, method: str) -> Any:
-        """Return the configuration of a method's first run: its defaults, and the first seed."""
-        return compose(self.program, [*self.options_of(method), f"seed={self.seeds[0]}"])
+        """Return the configuration of a method's first run, with its defaults and the first seed; not to be changed."""
+        return _composed_once(self.program, (*self.options_of(method), f"seed={self.seeds[0]}"))
 
     def setting(self, method: str) -> str:
         """Return the digest of everything that all trials of the method in this search have in common."""
@@ -67,6 +68,12 @@ class Search:
         """Return the method's own options that are fixed in this search, as they were given: `method.coef=0.5`."""
         options = [option.lstrip("+") for option in self.options_of(method)]
         return [option for option in options if option.startswith("method.") and not option.startswith("method.of=")]
+
+
+@functools.cache
+def _composed_once(program: str, options: tuple[str, ...]) -> Any:
+    """Return the configuration of a run; a search asks for that of each method several times before it trains."""
+    return compose(program, options)
 
 
 def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> dict[str, list[Trial]]:

@@ -1,11 +1,11 @@
 """`python -m harness.tune`: as many trials for each method, in all programs; resumable, on seeds of its own."""
 
 import csv
+import functools
 import math
 import os
 import shutil
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from harness.tune.search import effective, score, search_space
 from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
 from harness.tune.table import read_table as read_trials
-from tests.programs import compose
+from tests.programs import compose, wait_for
 from tests.zygote import Zygote
 from vision.task import Task
 
@@ -35,8 +35,23 @@ SEARCHED = {
 }
 
 
-def parse(words: list[str]) -> Request:
+@functools.cache
+def parse(*words: str) -> Request:
     return read_request(["program=vision", *words])
+
+
+def run_search(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *words: str,
+    program: str = "vision",
+) -> list[str]:
+    """Run a search to its end in this process and in this folder; the lines that it printed."""
+    monkeypatch.chdir(folder)
+    capsys.readouterr()
+    assert main([f"program={program}", *words]) == 0
+    return capsys.readouterr().out.splitlines()
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -45,21 +60,17 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 
 def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_result(
-    tmp_path: Path, zygote: Zygote
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def tune(*options: str) -> list[str]:
-        answer = zygote.run(tmp_path, "vision.tune", *TINY, *WHERE, "method=base", *options)
-        assert answer.code == 0, answer.err
-        return answer.out.splitlines()
-
-    said = tune("trials=2")
+    words = (*TINY, *WHERE, "method=base", "trials=2")
+    said = run_search(tmp_path, monkeypatch, capsys, *words)
     first, made = rows(tmp_path), {path: path.stat().st_mtime_ns for path in tmp_path.rglob("DONE")}
     assert [(row["method"], row["trial"]) for row in first] == [("base", "0"), ("base", "1")]
     assert len(made) == 4
     assert first[1]["options"].startswith("lr=")
     (tmp_path / "table.csv").write_text((tmp_path / "table.csv").read_text().rsplit("\n", 2)[0] + "\n")  # as if killed
     shutil.rmtree(tmp_path / "published")
-    again = [line.replace("overwritten", "written") for line in tune("trials=2")]
+    again = run_search(tmp_path, monkeypatch, capsys, *words)
     assert again == [said[0], *said[2:]]
     lr = 3e-3 if float(first[0]["score"]) >= float(first[1]["score"]) else first[1]["options"].removeprefix("lr=")
     assert rows(tmp_path) == first
@@ -67,11 +78,12 @@ def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_res
     assert OmegaConf.load(tmp_path / "published/random_labels_digits/base.yaml") == {"lr": float(lr)}
 
 
-def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.tune", *TINY, *WHERE, "method=base", "trials=1", "lr=1e30")
-    assert answer.code == 0, answer.err
+def test_a_trial_that_diverges_is_a_row_and_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = run_search(tmp_path, monkeypatch, capsys, *TINY, *WHERE, "method=base", "trials=1", "seeds=1", "lr=1e30")
     assert [row["score"] for row in rows(tmp_path)] == ["nan"]
-    assert "best none: all diverged" in answer.out
+    assert said[-1].endswith("best none: all diverged")
     assert not (tmp_path / "published").exists()
 
 
@@ -100,7 +112,7 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(tmp_path: Path, zygot
 )
 def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse(["method=base", *options])
+        parse("method=base", *options)
 
 
 @pytest.mark.parametrize("option", ["table=/dev/null/t.csv", "publish=/dev/null/here"])
@@ -114,7 +126,7 @@ def test_what_cannot_be_written_is_refused_before_the_first_run(
 
 
 def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_names() -> None:
-    search = parse(["method=base"]).search
+    search = parse("method=base").search
     assert [one.option for one in search_space("base", search.compose("base"))] == ["lr"]
     space = search_space("fire+l2init", search.compose("fire+l2init"))
     assert {"lr", "method.parts.fire.blend", "method.parts.l2init.coef"} <= {one.option for one in space}
@@ -122,7 +134,7 @@ def test_the_rate_is_searched_for_every_method_and_parts_of_a_chain_by_their_nam
 
 
 def test_a_trial_leaves_out_what_has_no_effect_beside_its_other_choices() -> None:
-    search = parse(["method=base"]).search
+    search = parse("method=base").search
     steps = {"iterations": 9, "norm_init": "spectral"}
     for method, prefix in (("fire", "method."), ("fire+l2init", "method.parts.fire.")):
         config = search.compose(method)
@@ -136,8 +148,8 @@ def test_a_trial_leaves_out_what_has_no_effect_beside_its_other_choices() -> Non
 
 def test_nothing_is_chosen_on_test_images() -> None:
     """Where a stream tests on images, they are a tenth of the training images, none of which is trained on."""
-    for stream, share in (("warm_start", 0.1), ("permuted", 0.1), ("random_labels", 0.0)):
-        config = parse(["method=fire", f"benchmark={stream}"]).search.compose("fire")
+    for stream, share in (("warm_start", 0.1), ("random_labels", 0.0)):
+        config = parse("method=fire", f"benchmark={stream}").search.compose("fire")
         assert config.holdout == share
     whole, task = (Task.from_config(compose("vision", "benchmark=warm_start", f"holdout={h}")) for h in (0, 0.1))
     classes = [torch.bincount(one.data.train_labels) for one in (whole, task)]
@@ -150,7 +162,7 @@ def test_nothing_is_chosen_on_test_images() -> None:
     with pytest.raises(ConfigError, match=r"^holdout=0.1 has no effect: benchmark=random_labels tests on no images"):
         Task.from_config(compose("vision", "holdout=0.1"))
     with pytest.raises(ConfigError, match=r"^holdout=0.1: benchmark.samples=1280 is more than the 115\d training"):
-        parse(["method=base", "benchmark=permuted", "benchmark.samples=1280"])
+        parse("method=base", "benchmark=permuted", "benchmark.samples=1280")
     single = replace(whole.data, train_labels=torch.arange(len(whole.data.train_labels)))
     with pytest.raises(ConfigError, match="the class 0 has one training image"):
         single.held_out(0.1)
@@ -212,20 +224,21 @@ def test_a_winner_has_the_values_with_which_its_trial_ran(monkeypatch: pytest.Mo
 
 
 def test_options_of_the_method_are_part_of_a_search() -> None:
-    plain, fixed = (parse(["method=fire", *more]).search for more in ([], ["method.iterations=3"]))
+    plain, fixed = (parse("method=fire", *more).search for more in ((), ("method.iterations=3",)))
     assert fixed.compose("fire").method.iterations == 3
     assert plain.setting("fire") != fixed.setting("fire")
     assert fixed.given("fire") == ["method.iterations=3"]
 
 
-def test_an_option_that_is_given_is_not_searched(tmp_path: Path, zygote: Zygote) -> None:
-    options = ("method=fire", "method.blend=0.75", "trials=4", "seeds=1")
-    answer = zygote.run(tmp_path, "harness.tune", "program=vision", *TINY, *options, "table=table.csv")
-    assert answer.code == 0, answer.err
-    assert len(rows(tmp_path)) == 4
+def test_an_option_that_is_given_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("method=fire", "method.blend=0.75", "trials=3", "seeds=1", "table=table.csv")
+    run_search(tmp_path, monkeypatch, capsys, *TINY, *options)
+    assert len(rows(tmp_path)) == 3
     assert not any("blend" in row["options"] for row in rows(tmp_path))
     blends = [OmegaConf.load(file).method.blend for file in tmp_path.glob("runs/tune/vision/*/config.yaml")]
-    assert blends == [0.75] * 4
+    assert blends == [0.75] * 3
 
 
 def test_nothing_is_written_outside_of_the_search_unless_it_is_asked_for(tmp_path: Path, zygote: Zygote) -> None:
@@ -251,16 +264,15 @@ SMALL = {
 
 @pytest.mark.parametrize("program", SMALL)
 def test_a_search_in_each_program_prefers_what_should_be_large_or_small(
-    program: str, tmp_path: Path, zygote: Zygote
+    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = (*SMALL[program], "method=base", "trials=2", "seeds=1", "workers=1", "table=table.csv")
-    answer = zygote.run(tmp_path, "harness.tune", f"program={program}", *options)
-    assert answer.code == 0, answer.err
+    said = run_search(tmp_path, monkeypatch, capsys, *options, program=program)
     trials = rows(tmp_path)
     scores = [float(trial["score"]) for trial in trials]
     right = (min if program == "language" else max)(scores)
     chosen = trials[scores.index(right)]["options"] or "(defaults)"
-    assert f"{right:.4f}  {chosen}" in answer.out
+    assert f"{right:.4f}  {chosen}" in said[-2]
     assert len(set(scores)) == 2, "else nothing is preferred"
 
 
@@ -272,20 +284,22 @@ def test_a_metric_that_no_row_has_is_refused_and_never_taken_for_a_run_that_dive
         score(tmp_path, "train/lss")
 
 
-def test_after_kills_a_search_ends_with_the_same_table_and_winner(tmp_path: Path, zygote: Zygote) -> None:
-    words = ("program=vision", *TINY, "epochs=20", "method=fire", "trials=3", "table=t.csv")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert zygote.run(whole, "harness.tune", *words).code == 0
-    for number in (1, 3, 4):  # runs that have ended, of six
-        child = zygote.start(killed, "harness.tune", *words, "checkpoint.every_seconds=0")
-        while len([*killed.rglob("DONE")]) < number:
-            time.sleep(0.01)
-        os.kill(child, signal.SIGKILL)
-        zygote.wait(child)
-    answer = zygote.run(killed, "harness.tune", *words, "checkpoint.every_seconds=0")
-    assert answer.code == 0, answer.err
-    assert (killed / "t.csv").read_text() == (whole / "t.csv").read_text()
-    winners = [(folder / "t/fire.yaml").read_text().splitlines()[2:] for folder in (whole, killed)]
+def test_after_a_kill_a_search_ends_with_the_same_table_and_winner(
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is killed in the second trial: one is in the table, one has a run that has ended and one that has begun."""
+    words = (*TINY, "epochs=20", "method=fire", "trials=2", "table=t.csv", "checkpoint.every_seconds=0")
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed.mkdir()
+    run_search(undisturbed, monkeypatch, capsys, *words)
+    child = zygote.start(killed, "harness.tune", "program=vision", *words)
+    wait_for(lambda: len([*killed.rglob("DONE")]) == 3)
+    os.kill(child, signal.SIGKILL)
+    zygote.wait(child)
+    assert len((killed / "t.csv").read_text().splitlines()) == 2, "the names of the columns, and a trial"
+    run_search(killed, monkeypatch, capsys, *words)
+    assert (killed / "t.csv").read_text() == (undisturbed / "t.csv").read_text()
+    winners = [(folder / "t/fire.yaml").read_text() for folder in (undisturbed, killed)]
     assert winners[0] == winners[1]
 
 
