@@ -1,6 +1,7 @@
 """Readers that leave early, and streams that are closed: in processes of their own, through a real shell."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,17 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+OUTPUT = ROOT / "fire_core/tools/output.py"
 PRINTS = """
 import os, sys
-sys.path.insert(0, {root!r})
-from fire_core.tools.output import keep_output
+from output import keep_output
 keep_output()
 for i in range(20_000):
     print("line", i)
     print("line", i, file=sys.stderr)
 file = open("last", "w")
 os.system("echo a library in C speaks; echo and complains >&2")
-file.write(f"{{file.fileno()}}")
+file.write(f"{file.fileno()}")
 """
 
 
@@ -36,11 +37,18 @@ def test_every_program_goes_on_where_its_reader_leaves() -> None:
                 assert re.search(r"\b(keep_output|run_program|run_command)\(", source), file
 
 
+def run_in_shell(text: str, folder: Path, form: str) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a shell; `form` is a command line in which `program` stands for the code."""
+    shutil.copy(OUTPUT, folder)  # it needs Python alone, so that a process starts without torch
+    (folder / "program.py").write_text(text, encoding="utf-8")
+    line = form.replace("program", f"{sys.executable} program.py")
+    command = ["bash", "-c", f"set -o pipefail; {line}"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("end", ["| head -1", "2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_command_goes_on_to_its_end(end: str, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PRINTS.format(root=str(ROOT)))
-    command = f"set -o pipefail; {sys.executable} program.py {end}"
-    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    answer = run_in_shell(PRINTS, tmp_path, f"program {end}")
     assert answer.returncode == 0, answer.stderr
     assert "Traceback" not in answer.stderr
     assert "Exception" not in answer.stderr
@@ -48,25 +56,18 @@ def test_a_command_goes_on_to_its_end(end: str, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PRINTS.format(root=str(ROOT)))
-    command = f"{sys.executable} program.py > /dev/full"
-    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert answer.returncode != 0
+    assert run_in_shell(PRINTS, tmp_path, "program > /dev/full").returncode != 0
 
 
 def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    text = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom fire_core.tools.output import *\n"
-    text += 'keep_output()\nwith system_errors_explained():\n    print("line\\n" * 100_000)\n'
-    (tmp_path / "program.py").write_text(text)
-    command = f"{sys.executable} program.py > /dev/full"
-    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    text = "from output import *\nkeep_output()\n"
+    text += 'with system_errors_explained():\n    print("line\\n" * 100_000)\n'
+    answer = run_in_shell(text, tmp_path, "program > /dev/full")
     assert answer.stderr == "error: cannot read or write the output: No space left on device\n"
     assert answer.returncode == 1
 
 
 def test_characters_that_the_encoding_lacks(tmp_path: Path) -> None:
-    text = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nfrom fire_core.tools.output import keep_output\n"
-    (tmp_path / "program.py").write_text(text + "keep_output()\nprint('l\u00e4ufe \u2192')\n", encoding="utf-8")
-    command = f"PYTHONIOENCODING=ascii {sys.executable} program.py"
-    answer = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    text = "from output import keep_output\nkeep_output()\nprint('l\u00e4ufe \u2192')\n"
+    answer = run_in_shell(text, tmp_path, "PYTHONIOENCODING=ascii program")
     assert answer.stdout == "l\\xe4ufe \\u2192\n", answer.stderr
