@@ -38,12 +38,15 @@ class Own(gymnasium.Env[Any, Any]):
         after: Callable[[tuple[Any, ...], int], Any] | None = None,
         length: int | None = 20,
     ) -> None:
-        self.action_space, self.observation_space = actions, observations
+        self.action_space = actions
+        self.observation_space = copy.deepcopy(observations)  # with a random state of this environment alone
         self.show, self.after, self.length = show, after, length
         self.sent: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
+        if self.show is None:
+            self.observation_space.seed(int(self.np_random.integers(2**31)))
         self.steps = 0
         return self._shown(), {}
 
@@ -54,10 +57,7 @@ class Own(gymnasium.Env[Any, Any]):
         return result if self.after is None else self.after(result, self.steps)
 
     def _shown(self) -> Any:
-        if self.show is not None:
-            return self.show(self.steps)
-        self.observation_space.seed(int(self.np_random.integers(2**31)))
-        return self.observation_space.sample()
+        return self.observation_space.sample() if self.show is None else self.show(self.steps)
 
 
 def register(make: Callable[..., Any], limit: int | None = None) -> str:
