@@ -16,7 +16,7 @@ from harness.config.build import build
 from harness.config.errors import ConfigError, near
 from harness.config.groups import methods_of
 from harness.run.checkpoint import content_of, reading
-from harness.run.identity import digest, identity, without
+from harness.run.identity import digest, identity, one_spelling, without
 from harness.run.jobs import Job, compose, run_jobs
 from harness.tune.space import Dimension, check_space, space_of, trials
 from harness.tune.table import Trial, append, read_table
@@ -57,14 +57,16 @@ class Search:
         """Return the digest of everything that all trials of the method in this search have in common."""
         tuned = [option for option in self.options_of(method) if option.startswith("tuned=")]
         values: Any = OmegaConf.to_container(self.compose(method), resolve=True)
-        common: dict[str, Any] = without(identity(values), self.varying)
-        if given := sorted(self.given(method) + tuned):
-            common["given"] = given
+        run_identity = one_spelling(identity(values))
+        common: dict[str, Any] = without(run_identity, self.varying)
+        fixed = [in_one_spelling(option, run_identity) for option in self.fixed_options(method)]
+        if fixed or tuned:
+            common["given"] = sorted(fixed + tuned)
         if not self.has_default_metric:
             common["metric"] = self.metric
         return digest(common)
 
-    def given(self, method: str) -> list[str]:
+    def fixed_options(self, method: str) -> list[str]:
         """Return the method's own options that are fixed in this search, as they were given: `method.coef=0.5`."""
         options = [option.lstrip("+") for option in self.options_of(method)]
         return [option for option in options if option.startswith("method.") and not option.startswith("method.of=")]
@@ -74,6 +76,22 @@ class Search:
 def _composed_once(program: str, options: tuple[str, ...]) -> Any:
     """Return the configuration of a run; a search asks for that of each method several times before it trains."""
     return compose(program, options)
+
+
+def in_one_spelling(option: str, run_identity: Mapping[str, Any]) -> str:
+    """Return an option with its value as the run's identity spells it: `method.coef=1.0` for `method.coef=1`.
+
+    Args:
+        option: an option of the command line with its full name.
+        run_identity: the identity of a run with this option.
+    """
+    name = option.partition("=")[0]
+    value: Any = run_identity
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return option  # an idle option, which the identity does not have
+        value = value[key]
+    return f"{name}={value if isinstance(value, str) else json.dumps(value, sort_keys=True)}"
 
 
 def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> dict[str, list[Trial]]:
@@ -89,7 +107,7 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
     missing: dict[Job, tuple[str, int, int]] = {}  # a run to train -> its method, number of the trial, and seed
     for method in methods:
         config, setting = search.compose(method), search.setting(method)
-        fixed = {option.partition("=")[0] for option in search.given(method)}
+        fixed = {option.partition("=")[0] for option in search.fixed_options(method)}
         in_table = read_table(search.table, setting, method, search.seeds)
         for number, point in enumerate(trials(search_space(method, config), search.trials)):
             choice = {option: value for option, value in point.items() if option not in fixed}

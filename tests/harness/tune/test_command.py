@@ -227,7 +227,20 @@ def test_options_of_the_method_are_part_of_a_search() -> None:
     plain, fixed = (parse("method=fire", *more).search for more in ((), ("method.iterations=3",)))
     assert fixed.compose("fire").method.iterations == 3
     assert plain.setting("fire") != fixed.setting("fire")
-    assert fixed.given("fire") == ["method.iterations=3"]
+    assert fixed.fixed_options("fire") == ["method.iterations=3"]
+
+
+@pytest.mark.parametrize(
+    ("method", "spellings", "other"),
+    [
+        ("snp", ("method.coef=1", "method.coef=1.0", "method.coef=1e0", "++method.coef=1"), "method.coef=0.9"),
+        ("fire", ("method.layout={linear:keep}", "method.layout={linear: keep}"), "method.layout={linear:project}"),
+    ],
+)
+def test_two_spellings_of_a_fixed_value_are_one_search(method: str, spellings: tuple[str, ...], other: str) -> None:
+    searches = {word: parse([f"method={method}", word]).search.setting(method) for word in (*spellings, other)}
+    assert len({searches[word] for word in spellings}) == 1
+    assert searches[other] != searches[spellings[0]]
 
 
 def test_an_option_that_is_given_is_not_searched(
