@@ -238,7 +238,7 @@ def test_options_of_the_method_are_part_of_a_search() -> None:
     ],
 )
 def test_two_spellings_of_a_fixed_value_are_one_search(method: str, spellings: tuple[str, ...], other: str) -> None:
-    searches = {word: parse([f"method={method}", word]).search.setting(method) for word in (*spellings, other)}
+    searches = {word: parse(f"method={method}", word).search.setting(method) for word in (*spellings, other)}
     assert len({searches[word] for word in spellings}) == 1
     assert searches[other] != searches[spellings[0]]
 
