@@ -11,24 +11,35 @@ import yaml
 
 import harness
 from harness.config.errors import ConfigError, TrainingError
+from harness.config.groups import compose_with_hydra, without_hydra
 from harness.run import checkpoint
-from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, VISION, Program, rows
+from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, SMALL, VISION, Program, rows
 
 RUNS: dict[str, tuple[Program, tuple[str, ...]]] = {
-    "vision": (VISION, ("method=fire",)),
-    "vision, chain": (VISION, ("method=chain", "method.of=fire+l2init", "method.parts.fire.layout={conv:project}")),
+    "vision": (VISION, ("method=fire", "epochs=1")),
+    "vision, chain": (
+        VISION,
+        ("epochs=1", "method=chain", "method.of=fire+l2init", "method.parts.fire.layout={conv:project}"),
+    ),
     "language": (LANGUAGE, ("method=fire",)),
     "dqn": (DQN, ("method=fire",)),
     "dqn, injection": (DQN, ("method=pi",)),
-    "sac": (SAC, ("method=fire",)),
+    "sac": (SAC, ("method=fire", "env_steps=200", "eval_every=50", "random_steps=40")),
 }
 MEASURED = ("test/", "val/", "eval/")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run of vision, which no test changes."""
+    program, options = RUNS["vision"]
+    return program.run(tmp_path_factory.mktemp("runs"), *options)
+
+
 @pytest.mark.parametrize("name", RUNS)
-def test_the_numbers_of_the_last_row_come_again(name: str, tmp_path: Path) -> None:
+def test_the_numbers_of_the_last_row_come_again(name: str, finished: Path, tmp_path: Path) -> None:
     program, options = RUNS[name]
-    folder = program.run(tmp_path, *options)
+    folder = finished if name == "vision" else program.run(tmp_path, *options)
     last = rows(folder)[-1]
     trained = harness.load(folder)
     assert trained.row == last | {key: trained.row[key] for key in CLOCKS if key in trained.row}
@@ -44,17 +55,15 @@ def test_the_numbers_of_the_last_row_come_again(name: str, tmp_path: Path) -> No
 def test_weights_fit_torchvision_s_own_class(tmp_path: Path) -> None:
     import torchvision
 
-    options = ("benchmark=warm_start", "model=torchvision", "model.name=resnet18", "batch_size=256", "epochs=1")
-    config = VISION.compose_only((*ALIKE, *options, f"paths.runs={tmp_path}"))
-    VISION.run_to_end(config)
-    (folder,) = (tmp_path / "vision").glob("warm_start-*")
-    trained = harness.load(folder)
+    stream = ("benchmark=random_labels", "benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "cache=off")
+    config = VISION.compose_only((*ALIKE, *stream, "model=torchvision", "model.name=resnet18"))
+    trained = harness.load(VISION.run_composed(tmp_path, config))
     other = torchvision.models.resnet18(num_classes=10)
     other.conv1 = torch.nn.Conv2d(1, 64, 7, stride=2, padding=3, bias=False)  # the digits are grey
     other.load_state_dict(trained.model.state_dict())
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
-    x = trained.preprocess(images)
-    assert torch.allclose(other.eval()(x), trained.model(x))
+    x = trained.preprocess(images).double()
+    assert torch.allclose(other.eval().double()(x), trained.model.double()(x))
 
 
 def test_an_older_state_is_loaded_only_where_the_newest_is_damaged(
@@ -79,12 +88,6 @@ def test_an_older_state_is_loaded_only_where_the_newest_is_damaged(
     newest.write_bytes(newest.read_bytes()[:-100])
     assert harness.load(folder).step
     assert f"checkpoint {newest} is damaged" in caplog.text
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run."""
-    return VISION.run(tmp_path_factory.mktemp("runs"), "method=fire")
 
 
 def changed(finished: Path, to: Path, **options: Any) -> Path:
@@ -145,27 +148,17 @@ def test_a_folder_that_lacks_something_is_one_line(finished: Path, tmp_path: Pat
         harness.load(folder)
 
 
-def test_one_s_own_method_needs_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zygote: Any) -> None:
+def test_one_s_own_method_needs_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "conf" / "method").mkdir(parents=True)
-    (tmp_path / "conf" / "method" / "mine.yaml").write_text(
-        "_target_: fire_core.methods.weight_decay.WeightDecay\nname: mine\ncoef: 0.1\n"
-    )
+    (tmp_path / "conf" / "method" / "mine.yaml").write_text("_target_: own_module.Own\nname: mine\ncoef: 0.1\n")
     (tmp_path / "own_module.py").write_text(
         "from fire_core.methods.weight_decay import WeightDecay\nclass Own(WeightDecay):\n    pass\n"
     )
-    text = (
-        (tmp_path / "conf/method/mine.yaml")
-        .read_text()
-        .replace("fire_core.methods.weight_decay.WeightDecay", "own_module.Own")
-    )
-    (tmp_path / "conf/method/mine.yaml").write_text(text)
-    answer = zygote.run(
-        tmp_path, "vision.train", "--config-dir=conf", "method=mine", "scale=smoke", "tracker=none", "progress=false"
-    )
-    assert answer.code == 0, answer.err
-    (folder,) = (tmp_path / "runs" / "vision").glob("*mine*")
+    monkeypatch.syspath_prepend(tmp_path)
+    SMALL.compose()  # makes the types of its options known
+    config = compose_with_hydra("vision", SMALL.tiny("method=mine"), tmp_path / "conf")
+    folder = SMALL.run_composed(tmp_path / "runs", without_hydra(config))
     with pytest.raises(ConfigError, match="give it here too"):
         harness.load(folder)
-    monkeypatch.syspath_prepend(tmp_path)
     trained = harness.load(folder, config_dir=tmp_path / "conf")
     assert trained.row == json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
