@@ -21,6 +21,7 @@ from typing import Any
 
 from harness.config import groups
 from harness.config.checks import check_options
+from harness.run.environment import code_digest, git_commit, versions
 from harness.run.programs import MODULES
 from tests import faults
 
@@ -150,6 +151,8 @@ def serve() -> None:
         check_options(
             groups.compose(program, ["scale=smoke", *one_task])
         )  # Hydra's grammar and tables of choices fill by use
+    for ask in (code_digest, git_commit, versions):  # a process, and each child after it, keeps the first answer
+        ask()
     gc.freeze()  # children do not look at what was imported, nor copy its memory
     gc.enable()
     for line in sys.stdin:

@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "packages": {package: _version(package) for package in PACKAGES},
+        "packages": dict(versions()),
         "git": git_commit(),
         "code": code_digest(),
     }
@@ -48,8 +48,12 @@ def command() -> list[str]:
 
 
 @functools.cache
+def versions() -> dict[str, str | None]:
+    """Return the version of each of `PACKAGES`, as it was when this process first asked; None if there is none."""
+    return {package: _version(package) for package in PACKAGES}
+
+
 def _version(package: str) -> str | None:
-    """Return the version of an installed package, as it was when this process first asked; None if there is none."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
