@@ -21,25 +21,23 @@ if not __package__:
 from fire_core.tools.output import keep_output
 from harness.run import NUMERICS
 from tests.curves import series
-from tests.curves.cases import CASES, MODULES
-from tests.zygote import Zygote
+from tests.curves.cases import CASES
 
 
 def main() -> None:
     """Record the curves of the named programs, or exit with the reason why they are not recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(MODULES))
+    parser.add_argument("programs", nargs="*", metavar="program", help=", ".join(CASES))
     parser.add_argument("--check", action="store_true", help="compare only")
     arguments = parser.parse_args()
     history = series.history()
-    if unknown := set(arguments.programs) - set(MODULES):
-        parser.error(f"unknown: {', '.join(unknown)}; programs are {', '.join(MODULES)}")
-    zygote = Zygote(*MODULES.values())
-    for program in arguments.programs or MODULES:
+    if unknown := set(arguments.programs) - set(CASES):
+        parser.error(f"unknown: {', '.join(unknown)}; programs are {', '.join(CASES)}")
+    for program in arguments.programs or CASES:
         recorded_under = history.setdefault(program, {})
         numerics, place = str(NUMERICS[program]), series.environment(program)
         with tempfile.TemporaryDirectory() as folder:
-            curves = series.run_cases(program, CASES[program], Path(folder), zygote)
+            curves = series.run_cases(program, CASES[program], Path(folder))
         if (series.FOLDER / f"{program}.json").exists():
             recorded_at, recorded = series.read(program)
             changed = series.differences(program, recorded, curves, exact=recorded_at == place)
@@ -53,7 +51,6 @@ def main() -> None:
             recorded_under.setdefault(numerics, {})[place] = series.digest(program)
             series.HISTORY.write_text(json.dumps(history, indent=1) + "\n")
             print(f"{program}: {len(curves)} runs recorded")
-    zygote.close()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ renamed here, a case keeps its name.
 import random
 from pathlib import Path
 
-MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn", "sac": "rl.sac"}
 COMMON = ("scale=smoke", "tracker=none", "progress=false", "threads=1", "seed=0")
 
 # The benchmark and the network of the first cases, unless a case names others.

@@ -1,5 +1,6 @@
 """Runs the cases and reads, writes and compares their numbers."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 
-from tests.curves.cases import CASES, COMMON, MODULES, write_texts
-from tests.zygote import Zygote
+from tests.curves.cases import CASES, COMMON, write_texts
+from tests.programs import DQN, LANGUAGE, SAC, VISION
 
+PROGRAMS = {program.name: program for program in (VISION, LANGUAGE, DQN, SAC)}
 FOLDER = Path(__file__).parent
 HISTORY = FOLDER / "history.json"  # {program: {NUMERICS: {environment: digest of the numbers}}}
 SETTINGS = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")  # of the libraries, which choose kernels by them
@@ -53,16 +55,17 @@ def series(rows: list[dict[str, Any]]) -> Series:
     return found
 
 
-def run_cases(program: str, names: Iterable[str], folder: Path, zygote: Zygote) -> Curves:
-    """Run the named cases of a program through its command line; first phases that are the same are trained once."""
+def run_cases(program: str, names: Iterable[str], folder: Path) -> Curves:
+    """Run the named cases of a program in this process; first phases that are the same are trained once."""
     curves: Curves = {}
     for number, case in enumerate(names):
         place = folder / str(number)
         place.mkdir(parents=True)
         if program == "language":
             write_texts(place)
-        answer = zygote.run(place, MODULES[program], *COMMON, *CASES[program][case], f"paths.cache={folder}/cache")
-        assert answer.code == 0, f"{program}, {case}: {answer.err}"
+        config = PROGRAMS[program].compose_only([*COMMON, *CASES[program][case], f"paths.cache={folder}/cache"])
+        with contextlib.chdir(place):
+            PROGRAMS[program].run_to_end(config)
         (metrics,) = (place / "runs" / program).glob("*/metrics.jsonl")
         curves[case] = series([json.loads(line) for line in metrics.read_text().splitlines()])
     return curves

@@ -7,7 +7,6 @@ import pytest
 from harness.run import NUMERICS
 from tests.curves import series
 from tests.curves.cases import CASES
-from tests.zygote import Zygote
 
 
 def main_cases(program: str) -> list[str]:
@@ -29,11 +28,11 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("program", "names"), PARTS)
-def test_numbers_are_those_recorded(program: str, names: list[str], tmp_path: Path, zygote: Zygote) -> None:
+def test_numbers_are_those_recorded(program: str, names: list[str], tmp_path: Path) -> None:
     """Bit for bit with the same torch on the same model of CPU, within a tolerance elsewhere; nothing is lost."""
     place, recorded = series.read(program)
     assert list(recorded) == list(CASES[program]), "record the curves anew: python scripts/record_curves.py"
-    now = series.run_cases(program, names, tmp_path, zygote)
+    now = series.run_cases(program, names, tmp_path)
     recorded = {name: recorded[name] for name in names}
     found = series.differences(program, recorded, now, exact=place == series.environment(program))
     assert not found, "\n".join([*found[:40], f"{len(found)} numbers in all"])

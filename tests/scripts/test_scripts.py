@@ -2,7 +2,6 @@
 
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -45,7 +44,6 @@ def test_recorded_curves_are_checked_and_never_changed_under_the_same_numerics(
     files = (series.FOLDER / "sac.json", series.HISTORY)
     before, (_, curves) = [file.read_bytes() for file in files], series.read("sac")
     monkeypatch.setattr(series, "run_cases", lambda *_: curves)
-    monkeypatch.setattr(record_curves, "Zygote", lambda *_: SimpleNamespace(close=lambda: None))
 
     def record(*words: str) -> str:
         monkeypatch.setattr("sys.argv", ["record_curves.py", *words])
