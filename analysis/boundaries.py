@@ -37,11 +37,17 @@ def split(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Split a run's table into (history, boundaries), each without columns that have no number in it."""
     if FLAG not in table:
         return table, pd.DataFrame()
-    acted, fired = table[FLAG].isin([*KINDS.values()]), table[FLAG] == KINDS[FIRING]
-    of_firings = {FIRING: fired} if fired.any() else {}
-    parts = table[~acted], table[acted].drop(columns=FLAG).assign(**of_firings)
-    history, boundaries = (part.dropna(axis="columns", how="all").reset_index(drop=True) for part in parts)
-    return history, boundaries
+    is_act = table[FLAG].isin([*KINDS.values()])
+    boundaries = table[is_act].drop(columns=FLAG)
+    is_firing = table.loc[is_act, FLAG] == KINDS[FIRING]
+    if is_firing.any():
+        boundaries = boundaries.assign(**{FIRING: is_firing})
+    return without_empty_columns(table[~is_act]), without_empty_columns(boundaries)
+
+
+def without_empty_columns(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table without columns that have no number, its rows counted anew."""
+    return table.dropna(axis="columns", how="all").reset_index(drop=True)
 
 
 def join(history: pd.DataFrame, boundaries: pd.DataFrame) -> pd.DataFrame:

@@ -100,10 +100,12 @@ def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
     for setting in settings:
         run = setting.groups[0].runs[0]
         if run.config.get("program") == grid.program and not any(p.fits(setting) for row in grid.rows for p in row):
-            start = starting_checkpoint(setting)
-            from_start = f"From {'the end' if start == 'end' else start}"
-            what, title = (start, from_start) if grid.program == "language" else (run.dataset, style.name(run.dataset))
-            others[plain(what)] = Panel(title, "language" if grid.program == "language" else "rl", what)
+            if grid.program == "language":
+                start = starting_checkpoint(setting)
+                panel = Panel("From the end" if start == "end" else f"From {start}", "language", start)
+            else:
+                panel = Panel(style.name(run.dataset), "rl", run.dataset)
+            others[plain(panel.what)] = panel
     if not grid.program or not others:
         return grid
     return replace(grid, rows=((*grid.rows[0], *others.values()),))

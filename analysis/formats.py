@@ -46,9 +46,13 @@ def show(value: object, digits: int | None = None, seeds: object = None) -> str:
     """
     if isinstance(value, Paired):
         sign = "+" if value.difference.mean > 0 else ""
-        about = [f"n={value.difference.n}"] * (value.difference.n != seeds)
-        about += [f"p{p_value(value.p_holm)}"] * bool(np.isfinite(value.p_holm))
-        return f"{sign}{show(value.difference, digits)}" + f" ({', '.join(about)})" * bool(about)
+        notes = []
+        if value.difference.n != seeds:
+            notes.append(f"n={value.difference.n}")
+        if np.isfinite(value.p_holm):
+            notes.append(f"p{p_value(value.p_holm)}")
+        text = f"{sign}{show(value.difference, digits)}"
+        return f"{text} ({', '.join(notes)})" if notes else text
     if isinstance(value, Estimate):
         digits = digits_for(value.mean) if digits is None else digits
         ends = f"{number(value.low, digits)}, {number(value.high, digits)}"

@@ -50,7 +50,7 @@ def part_label(method: str, options: Mapping[str, Any], steps: str, searched: bo
         detail: see `label_of_config`.
     """
     changed = changes(method, options, steps)
-    name, notes = style.name(method), [detail] * bool(detail)
+    name, notes = style.name(method), [detail] if detail else []
     if searched and [*changed] == ["iterations"]:
         name = f"{name}, {changed['iterations']} steps"
     elif searched and changed:

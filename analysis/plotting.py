@@ -214,9 +214,9 @@ def setting_figure(setting: Setting, palette: style.Palette, width: str | None =
         width: "column" or "page"; None takes a page if there are phases.
     """
     phases = boundaries(setting.runs)
-    page = bool(phases) or width == "page" if width != "column" else False
-    late = last_part(setting) if page and phases else None
-    size = (style.PAGE, 2.45) if page else (style.COLUMN, 2.75)
+    is_page = bool(phases) if width is None else width == "page"
+    late = last_part(setting) if is_page and phases else None
+    size = (style.PAGE, 2.45) if is_page else (style.COLUMN, 2.75)
     figure, axes = plt.subplots(1, 1 if late is None else 2, figsize=size, squeeze=False, layout="constrained")
     drawn = draw(axes[0, 0], setting, palette)
     below = caption(drawn, "Vertical line: phase boundary." if phases else "")
@@ -225,9 +225,10 @@ def setting_figure(setting: Setting, palette: style.Palette, width: str | None =
         enlarge(axes[0, 0], axes[0, 1], drawn, late)
         below += " Right: the framed part of the last phase, enlarged."
     unequal = len({len(group.runs) for group in setting.groups}) > 1
-    axes[0, 0].set_title(title(setting, 60 if late is not None else 124 if page else 50))
-    add_words(figure, below, page)
-    add_legend(figure, *legend_of(drawn, palette, unequal, 40 if page else 56), most=7 if page else 3)
+    letters = 60 if late is not None else 124 if is_page else 50  # that fit above the panel
+    axes[0, 0].set_title(title(setting, letters))
+    add_words(figure, below, is_page)
+    add_legend(figure, *legend_of(drawn, palette, unequal, 40 if is_page else 56), most=7 if is_page else 3)
     separate(figure)
     return figure
 

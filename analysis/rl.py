@@ -53,11 +53,17 @@ def stratified(statistic: Callable[..., Floats], *samples: Scores) -> Estimate:
     n = min(len(x) for scores in samples for x in scores)
     if n < MIN_SEEDS:
         return Estimate(float(statistic(*samples)), np.nan, np.nan, n)
-    arrays = [x for scores in samples for x in scores]
-    sizes = [len(x) for x in arrays]
-    drawn = np.split(rng.integers(0, np.repeat(sizes, sizes), (RESAMPLES, sum(sizes))), np.cumsum(sizes)[:-1], axis=1)
-    resampled = iter([x[indices] for x, indices in zip(arrays, drawn, strict=True)])
-    draws = statistic(*[[next(resampled) for _ in scores] for scores in samples])
+    sizes = [len(x) for scores in samples for x in scores]
+    # One call draws the seeds of all environments and methods: (resamples, all seeds).
+    indices = rng.integers(0, np.repeat(sizes, sizes), (RESAMPLES, sum(sizes)))
+    resampled: list[list[Floats]] = []  # as `samples`, each array of (resamples, seeds)
+    begin = 0
+    for scores in samples:
+        resampled.append([])
+        for x in scores:
+            resampled[-1].append(x[indices[:, begin : begin + len(x)]])
+            begin += len(x)
+    draws = statistic(*resampled)
     tail = widened_tail(n)
     low, high = np.quantile(draws, [tail, 1 - tail])
     if low == high:

@@ -155,7 +155,7 @@ class Run:
         """Everything but method and seed, as text: two runs of the same setting have the same text."""
         identity = from_config(self.config) if self.identity is None else self.identity
         rest = {k: v for k, v in identity.items() if k not in ("method", "boundary", "trigger", "seed", *MEASURING)}
-        return json.dumps([self.metric, one_spelling(rest)], sort_keys=True, default=str)
+        return json.dumps([self.metric, with_whole_numbers(rest)], sort_keys=True, default=str)
 
     @cached_property
     def variant(self) -> str:
@@ -165,7 +165,7 @@ class Run:
             method = {**method, "boundary": boundary}
         if isinstance(method, dict) and (when := trigger_of(self.config)) != "boundary":
             method = {**method, "trigger": when}
-        return json.dumps(one_spelling(method), sort_keys=True, default=str)
+        return json.dumps(with_whole_numbers(method), sort_keys=True, default=str)
 
     @property
     def is_stream(self) -> bool:
@@ -215,12 +215,15 @@ class Run:
         return float(values.max() if METRICS[self.metric][1] else values.min())
 
 
-def one_spelling(config: Any) -> Any:
-    """Return a configuration with 1.0 written as 1, so that two spellings of one value compare as equal."""
+def with_whole_numbers(config: Any) -> Any:
+    """Return a configuration with 1.0 written as 1, so that two spellings of one value compare as equal.
+
+    As `harness.run.identity._with_whole_numbers`; it stands here too since the harness needs torch.
+    """
     if isinstance(config, dict):
-        return {key: one_spelling(value) for key, value in config.items()}
+        return {key: with_whole_numbers(value) for key, value in config.items()}
     if isinstance(config, list):
-        return [one_spelling(value) for value in config]
+        return [with_whole_numbers(value) for value in config]
     return int(config) if isinstance(config, float) and config.is_integer() else config
 
 

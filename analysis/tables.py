@@ -59,14 +59,14 @@ def results(setting: Setting) -> pd.DataFrame:
     tasks = all_rows["task"].nunique() if "task" in all_rows else 1
     few = max(1, round(SHARE * tasks))
     table: dict[str, list[object]] = {"method": [group.label for group in groups], "n": [seeds(g) for g in groups]}
-    first, *_ = columns = OF_STREAM if setting.runs[0].is_stream else OF_RUN
+    columns = OF_STREAM if setting.runs[0].is_stream else OF_RUN
     for column in columns:
         has_numbers = column.of in all_rows and bool(all_rows[column.of].notna().any())
         if has_numbers and (tasks > 1 or "tenth" not in column.tasks):
             means = (mean([*by_seed(rows[group.key], column, few).values()]) for group in groups)
             bounds = bounds_of(setting.metric) if setting.domain != "rl" else (-np.inf, np.inf)
             table[column.heading.format(few=few)] = [within(estimate, bounds) for estimate in means]
-    numbers = {key: by_seed(members, first, few) for key, members in rows.items()}
+    numbers = {key: by_seed(members, columns[0], few) for key, members in rows.items()}
     references = [group for method in REFERENCES if (group := setting.group(method)) is not None]
     differences = compare(numbers, [group.key for group in references])
     for reference in references:

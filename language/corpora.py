@@ -178,7 +178,7 @@ def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1)
     try:
         is_folder, is_file = place.is_dir(), place.is_file()
     except OSError as error:
-        raise ConfigError(f"text {place} cannot be read ({error.strerror or error}): mend or remove it") from error
+        raise ConfigError(f"text {place} cannot be read ({error.strerror or error}): repair or remove it") from error
     if is_folder:
         files = _matching(place, pattern, left_out)
     elif is_file:
@@ -306,7 +306,7 @@ def _decoded(files: Sequence[Path]) -> list[str]:
             if "\0" in content:
                 raise ValueError("it has characters 0, as binary files have, and UTF-16 without a byte order mark")
         except OSError as error:
-            raise ConfigError(f"text {file} cannot be read ({error.strerror or error}): mend or remove it") from error
+            raise ConfigError(f"text {file} cannot be read ({error.strerror or error}): repair or remove it") from error
         except UnicodeDecodeError as error:
             reasons.append(f"{file}: byte 0x{data[error.start]:02x} at {error.start} is no {error.encoding}")
         except ValueError as error:

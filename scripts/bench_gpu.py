@@ -10,6 +10,7 @@ to the first row of its block. The speeds of several processes are added up.
 import argparse
 import contextlib
 import csv
+import importlib
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator
@@ -254,7 +255,7 @@ class Still(gymnasium.Env[Any, Any]):
         return self.seen(), 1.0, False, False, {}
 
     def seen(self) -> Any:
-        """An observation."""
+        """Return a random observation, (348,) float32."""
         return self.np_random.uniform(-1.0, 1.0, 348).astype("float32")
 
 
@@ -263,9 +264,9 @@ gymnasium.register("Still-v0", lambda **_: Still(), max_episode_steps=1000)
 
 def agent_steps(program: str, *options: str) -> Callable[[], object]:
     """Return a function that makes ten decisions of an agent with their updates; the first random ones are done."""
-    module = __import__(f"rl.{program}.train", fromlist=["interact"])
+    module = importlib.import_module(f"rl.{program}.train")
     task = program_of(program).make_task(compose(program, (*options, "tracker=none", "progress=false")))
-    learner = __import__(f"rl.{program}.learner", fromlist=["Learner"]).Learner.new(task)
+    learner = importlib.import_module(f"rl.{program}.learner").Learner.new(task)
     module.begin_phase(task, learner, 0, None)
     while not learner.updates:
         module.interact(task, learner, False)

@@ -8,7 +8,7 @@ scripts/panels.sh calls it for the sweeps of a figure.
 import importlib
 import sys
 
-from harness.config.arguments import configs_by_data
+from harness.config.arguments import configs_of_data_options
 from harness.config.errors import ConfigError
 
 # The root in conf/, and what opens the data; Atari's games come with their package.
@@ -33,7 +33,7 @@ def main(program: str, sweeps: list[str]) -> None:
     root, module, function = PROGRAMS[program]
     open_data = getattr(importlib.import_module(module), function)
     opened = set[str]()
-    for config in configs_by_data(root, [["-m", *sweep.split()] for sweep in sweeps]):
+    for config in configs_of_data_options(root, [["-m", *sweep.split()] for sweep in sweeps]):
         data = str(config.get("dataset", config.get("env")))
         if data not in opened:
             opened.add(data)

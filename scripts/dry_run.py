@@ -295,7 +295,11 @@ def check_panel(name: str) -> dict[str, Any]:
     program, last, _ = PANELS[name]
     runs = RUNS / name
     shutil.rmtree(runs, ignore_errors=True)
-    codes, memory, seconds = zip(*(process(name, *phase) for phase in (("0",), (str(last),), ())), strict=True)
+    killed_in_first = process(name, "0")
+    killed_in_last = process(name, str(last))
+    undisturbed = process(name)
+    ended = (killed_in_first, killed_in_last, undisturbed)
+    codes = tuple(code for code, _, _ in ended)
     lines = said(runs)
     command = [sys.executable, "analysis/make_figures.py", "--runs", str(runs), "--out", str(runs / "figures")]
     drawn = subprocess.run(command, capture_output=True, check=False).returncode == 0 and any(
@@ -306,7 +310,13 @@ def check_panel(name: str) -> dict[str, Any]:
     for place in (runs / program, runs / ".cache"):
         shutil.rmtree(place, ignore_errors=True)
     boundary = max(line.get("boundary", 0.0) for line in lines)
-    return {"ok": ok, "memory": max(memory), "boundary": boundary, "seconds": sum(seconds), "note": note}
+    return {
+        "ok": ok,
+        "memory": max(memory for _, memory, _ in ended),
+        "boundary": boundary,
+        "seconds": sum(seconds for _, _, seconds in ended),
+        "note": note,
+    }
 
 
 def process(*words: str) -> tuple[int, float, float]:

@@ -174,7 +174,10 @@ def measure_costs(setting: Setting, seconds: float, long: bool) -> None:
     """Run `scripts/bench_gpu.py`, which writes a row after each measurement."""
     say(f"b: what a GPU costs, at most {seconds:.0f} s")
     command = [sys.executable, "-m", "scripts.bench_gpu", "--out", str(setting.out / "b_costs.csv")]
-    command += ["--rehearse"] * setting.rehearsal + ["--long"] * long
+    if setting.rehearsal:
+        command.append("--rehearse")
+    if long:
+        command.append("--long")
     ended = run_for(subprocess.Popen(command, cwd=ROOT), seconds if not long else 4 * seconds)
     say(f"b: {'done' if ended else 'stopped at its limit'}: {setting.out / 'b_costs.csv'}")
 
@@ -258,7 +261,8 @@ def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> Non
     say(f"c: rows {', '.join(rows)}, at most {seconds:.0f} s")
     end = time.monotonic() + seconds
     first = [command(setting, seed, "base", "only_first_phase=true")]
-    first += [command(setting, seed, BESIDE_FIRST_PHASE)] * (BESIDE_FIRST_PHASE in rows)
+    if BESIDE_FIRST_PHASE in rows:
+        first.append(command(setting, seed, BESIDE_FIRST_PHASE))
     later = [command(setting, seed, row) for row in rows if row != BESIDE_FIRST_PHASE]
     all_ended = run_together(setting, first, end) and run_together(setting, later, end)
     collect(setting, seed)

@@ -30,11 +30,14 @@ def read(root: Path) -> Iterator[Run | LeftOut]:
 
 
 def find(root: Path) -> list[Path]:
-    """Return the run folders below `root`, or `root` itself if it is one. Hidden folders are skipped."""
+    """Return the run folders below `root`, or `root` itself if it is one.
+
+    Folders whose names begin with . or _ are skipped.
+    """
     if any((root / mark).exists() for mark in MARKS):
         return [root]
     below = [child for child in sorted(root.iterdir()) if child.is_dir() and not child.is_symlink()]
-    return [run for child in below if child.name[0] not in "._" for run in find(child)]
+    return [run for child in below if not child.name.startswith((".", "_")) for run in find(child)]
 
 
 def read_folder(folder: Path) -> Run:

@@ -60,7 +60,7 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
     parts = []
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
-        columns = COLUMNS + OF_STREAMS * run.is_stream
+        columns = COLUMNS + OF_STREAMS if run.is_stream else COLUMNS
         parts.append(rows[[c for c in rows if c in columns or str(c).startswith(PREFIXES)]].assign(run=run.name))
     table = pd.concat(parts, ignore_index=True)
     table = table[["run", *(c for c in table if c != "run")]]

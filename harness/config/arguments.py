@@ -69,7 +69,7 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
         flag = re.compile(rf"(--config-dir=|-cd=?)?{re.escape(arguments.config_dir)}")
         sys.argv = [(m[1] or "") + str(folder) if (m := flag.fullmatch(word)) else word for word in sys.argv]
         arguments.config_dir = str(folder)
-    arguments.sweeps = [arguments.overrides]  # the same list: what _check_options appends to one is in the other
+    arguments.sweeps = [list(arguments.overrides)]
     arguments.notes = list[str]()
     overrides = [parse_option(text) for text in arguments.overrides]
     _check_choices(overrides, config_name, arguments.config_dir)
@@ -267,33 +267,59 @@ def _check_options(overrides: Sequence[Override], config_name: str, arguments: N
                     _check_declared(override, composed, len(combinations))
     except (HydraException, OmegaConfBaseException):
         return  # Hydra will say so when it composes the whole command line
+    _refuse_counts_below_one(overrides)
+    if not sweeps:
+        _refuse_several_values(overrides, group_overrides)
+        return
+    _add_direction(arguments, overrides, composed(0))
+    if not str(composed(0).hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
+        return
+    _refuse_ranges(overrides)
+    for group_override in group_overrides:
+        if len(values_of(group_override)) > 1:
+
+            def composed_with(text: str, group: str = group_override.key_or_group) -> DictConfig:
+                """Return the configuration with this choice for the group, and the first one for each other group."""
+                chosen = [text if other.partition("=")[0] == group else other for other in combinations[0]]
+                return composed(combinations.index(chosen))
+
+            _split_sweep(arguments, overrides, group_override, composed_with)
+
+
+def _refuse_counts_below_one(overrides: Sequence[Override]) -> None:
+    """Refuse a search with fewer than one trial or job."""
     for override in overrides:
         number = override.value() if override.key_or_group in ("hydra.sweeper.n_trials", "hydra.sweeper.n_jobs") else 1
         if isinstance(number, int) and number < 1:
             raise ConfigError(f"{override.key_or_group} must be at least 1, got {number}")
-    if sweeps and "hydra.sweeper.direction" not in [override.key_or_group for override in overrides]:
-        direction = direction_of(composed(0))
-        arguments.overrides += [f"hydra.sweeper.direction={direction}"] if direction else []
-    if sweeps and str(composed(0).hydra.sweeper.get("_target_")).endswith(".BasicSweeper"):
-        for override in overrides:
-            if override.is_sweep_override() and not override.is_discrete_sweep():
-                raise ConfigError(f"{override.input_line}: a search draws from a range, hydra/sweeper=optuna")
-        for group_override in group_overrides:
-            if len(values_of(group_override)) > 1:
 
-                def composed_with(text: str, group: str = group_override.key_or_group) -> DictConfig:
-                    chosen = [text if other.partition("=")[0] == group else other for other in combinations[0]]
-                    return composed(combinations.index(chosen))
 
-                _split_sweep(arguments, overrides, group_override, composed_with)
+def _refuse_several_values(overrides: Sequence[Override], group_overrides: Sequence[Override]) -> None:
+    """Refuse an option with several values, which needs -m."""
     for override in overrides:
-        if override.is_sweep_override() and not sweeps:
+        if override.is_sweep_override():
             name, _, value = str(override.input_line).partition("=")
             how_to_quote = f"""; a list is written {name}=[{value}], and a text '{name}="{value}"'"""
             raise ConfigError(
                 f"{name}={value} has several values: add -m to run each"
                 f"{'' if override in group_overrides else how_to_quote}"
             )
+
+
+def _add_direction(arguments: Namespace, overrides: Sequence[Override], config: DictConfig) -> None:
+    """Tell a search whether more or less of the headline is better, unless the user has."""
+    if "hydra.sweeper.direction" in [override.key_or_group for override in overrides]:
+        return
+    if direction := direction_of(config):
+        for command_line in (arguments.overrides, *arguments.sweeps):
+            command_line.append(f"hydra.sweeper.direction={direction}")
+
+
+def _refuse_ranges(overrides: Sequence[Override]) -> None:
+    """Refuse a range, from which only a search can draw."""
+    for override in overrides:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigError(f"{override.input_line}: a search draws from a range, hydra/sweeper=optuna")
 
 
 def _check_callbacks(overrides: Sequence[Override], composed: Callable[[int], DictConfig]) -> None:
@@ -368,11 +394,11 @@ def _split_sweep(
             )
 
 
-def configs_by_data(config_name: str, command_lines: Sequence[list[str]]) -> Iterator[DictConfig]:
-    """Yield one configuration for each data set that sweeps will open.
+def configs_of_data_options(config_name: str, command_lines: Sequence[list[str]]) -> Iterator[DictConfig]:
+    """Yield a configuration for each combination of the options in `DATA_OPTIONS` that sweeps have.
 
-    Single runs are left out, because a run opens its data at once anyway, and sweeps on Slurm, because its machines may
-    have other disks.
+    Several of them may open the same data set. Single runs are left out, because a run opens its data at once anyway,
+    and sweeps on Slurm, because its machines may have other disks.
 
     Args:
         config_name: name of the program's root file in `conf/`.

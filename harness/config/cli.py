@@ -38,8 +38,8 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from fire_core.ranges import problem
 from fire_core.tools.output import keep_output
 from harness.config import comments
-from harness.config.arguments import configs_by_data, number_of_jobs, read_arguments, refuse_unknown
-from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.arguments import configs_of_data_options, number_of_jobs, read_arguments, refuse_unknown
+from harness.config.errors import EXIT_CONFIG, EXIT_TRAINING, ConfigError, TrainingError, near
 from harness.config.given import given_overrides
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.checkpoint import write_atomically
@@ -48,7 +48,6 @@ from harness.training.console import Stderr, show_log
 from harness.training.estimate import SWEEP_JOBS
 from harness.training.signals import exit_on_signals, leave_with
 
-EXIT_CONFIG, EXIT_TRAINING = 2, 3
 USER_ERRORS = (ConfigError, TrainingError, HydraException, OmegaConfBaseException)
 # Torch raises a plain RuntimeError where the CPU's memory ends; its text has one of these.
 OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -245,8 +244,8 @@ def run_program(
     Args:
         main: the function of `@hydra.main`, which runs one job or the jobs of a sweep.
         config_name: name of the program's root file in `conf/`, such as `vision`.
-        open_data: opens the data of a configuration. A sweep calls it once for each of its data sets before the first
-            job, so that data which is missing is reported once and not by every job.
+        open_data: opens the data of a configuration. A sweep calls it for each combination of options that choose data,
+            before the first job, so that data which is missing is reported once and not by every job.
 
     Raises:
         SystemExit: after a user-facing error, with its exit code (see `exit_code`); after Ctrl-C with 130.
@@ -264,7 +263,7 @@ def run_program(
         with _refusals_explained(config_name, arguments):
             command_lines = _command_lines(config_name, arguments)
             if open_data is not None:
-                for config in configs_by_data(config_name, command_lines):
+                for config in configs_of_data_options(config_name, command_lines):
                     open_data(config)
             _run_sweeps(main, command_lines, outcomes)
     except Exception as error:

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+EXIT_CONFIG, EXIT_TRAINING = 2, 3  # exit codes of a program that ended with one of these errors
+
 
 class ConfigError(ValueError):
     """An option, a file or a package is not what the program needs; the message names it and what is accepted."""

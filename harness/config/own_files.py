@@ -68,7 +68,7 @@ def files_below(root: Path, left_out: LeftOut) -> list[Path]:
                 )
             files_here, folders_here = _content(folder, left_out)
         except OSError as error:  # the folder, or one of its entries, without the right to look into it
-            raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): mend or remove it") from error
+            raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): repair or remove it") from error
         files += files_here
         folders_to_read += folders_here
     return sorted(files, key=lambda file: (str(file.parent), file.name))
@@ -95,7 +95,7 @@ def _content(folder: Path, left_out: LeftOut) -> tuple[list[Path], list[Path]]:
         elif path.is_file():
             files.append(path)
         elif entry.is_symlink():
-            raise ConfigError(f"{path} is a link to nothing that is there: mend or remove it")
+            raise ConfigError(f"{path} is a link to nothing that is there: repair or remove it")
         else:
             left_out.add("neither files nor folders", entry.name)
     return files, folders

@@ -27,14 +27,14 @@ NO_PATH = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)  # the system's error
 NO_PATHS = ("name", "_target_")  # options that never name a file, even if one of that name exists
 
 
-def with_contents(options: Mapping[str, Any], memory: Path | None) -> dict[str, Any]:
+def with_contents(options: Mapping[str, Any], cache_folder: Path | None) -> dict[str, Any]:
     """Return the options, with the digest of each file or folder that an option names.
 
     It follows the option `<option>` under the name `<option> (content)`.
 
     Args:
         options: the options of a config group, nested.
-        memory: folder of cached digests; None: every digest is computed.
+        cache_folder: folder of cached digests; None: every digest is computed.
 
     Raises:
         ConfigError: a folder cannot be read, or holds a link that leads nowhere.
@@ -42,12 +42,12 @@ def with_contents(options: Mapping[str, Any], memory: Path | None) -> dict[str, 
     """
     completed: dict[str, Any] = {}
     for option, value in options.items():
-        completed[option] = with_contents(value, memory) if isinstance(value, Mapping) else value
+        completed[option] = with_contents(value, cache_folder) if isinstance(value, Mapping) else value
         digests = []
         for element in value if isinstance(value, list | tuple) else [value]:
             path = _named_path(option, element)
             if path is not None:
-                digests.append(digest_of(path, memory))
+                digests.append(digest_of(path, cache_folder))
         if digests:
             completed[f"{option} (content)"] = digests if isinstance(value, list | tuple) else digests[0]
     return completed
@@ -79,28 +79,30 @@ def _named_path(option: str, value: Any) -> Path | None:
     return None
 
 
-def digest_of(path: Path, memory: Path | None = None) -> str:
+def digest_of(path: Path, cache_folder: Path | None = None) -> str:
     """Return the SHA-256 of a file, or of a folder: then of the names and digests of all files below it.
 
     Args:
         path: a file or folder; hidden and system files in a folder do not count.
-        memory: folder of cached digests; None: the digest is computed.
+        cache_folder: folder of cached digests; None: the digest is computed.
 
     Raises:
         ConfigError: see `with_contents`.
         TrainingError: see `with_contents`.
     """
     if path.is_dir():
-        files = [(str(file.relative_to(path)), _digest_of_file(file, memory)) for file in files_below(path, LeftOut())]
+        files = [
+            (str(file.relative_to(path)), _digest_of_file(file, cache_folder)) for file in files_below(path, LeftOut())
+        ]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
-    return _digest_of_file(path, memory)
+    return _digest_of_file(path, cache_folder)
 
 
-def _digest_of_file(path: Path, memory: Path | None) -> str:
+def _digest_of_file(path: Path, cache_folder: Path | None) -> str:
     with reading(path):
-        if memory is None or path.stat().st_size <= SMALL:
+        if cache_folder is None or path.stat().st_size <= SMALL:
             return hashlib.sha256(path.read_bytes()).hexdigest()
-        return cached_digest(memory, [path], lambda: sha256_of(path))
+        return cached_digest(cache_folder, [path], lambda: sha256_of(path))
 
 
 def sha256_of(path: Path) -> str:
@@ -109,20 +111,20 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def cached_digest(memory: Path, files: Sequence[Path], compute: Callable[[], str], *parameters: object) -> str:
+def cached_digest(cache_folder: Path, files: Sequence[Path], compute: Callable[[], str], *parameters: object) -> str:
     """Return a digest of the contents of files; it is computed once for as long as none of them changes.
 
     Many processes may ask at once: the cache is one file for each state of the files, written atomically. If it cannot
     be written, the digest is computed each time.
 
     Args:
-        memory: folder of the cache, created if absent.
+        cache_folder: folder of the cache, created if absent.
         files: the files that the digest depends on.
         compute: returns the digest.
         *parameters: what the digest depends on besides the files; must be JSON.
     """
     before = states(files)
-    entry = memory / hashlib.sha256(json.dumps([before, parameters]).encode()).hexdigest()[:32]
+    entry = cache_folder / hashlib.sha256(json.dumps([before, parameters]).encode()).hexdigest()[:32]
     with contextlib.suppress(OSError, ValueError):
         digest, check = entry.read_text(encoding="ascii").split()
         if check == _check_of(entry, digest):
@@ -131,7 +133,7 @@ def cached_digest(memory: Path, files: Sequence[Path], compute: Callable[[], str
     newest = max((max(times) for _, _, _, *times in before), default=0)
     if states(files) == before and time.time_ns() - newest > RECENT * 1e9:
         with contextlib.suppress(OSError):
-            memory.mkdir(parents=True, exist_ok=True)
+            cache_folder.mkdir(parents=True, exist_ok=True)
             write_atomically(entry, f"{digest} {_check_of(entry, digest)}".encode())
     return digest
 

@@ -24,10 +24,7 @@ from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
-NO_METHOD = {
-    "method": None,
-    "trigger": None,
-}  # replaces these states of a shared first phase: they are another method's
+NO_METHOD = {"method": None, "trigger": None}  # in place of these states of a shared first phase: they are another's
 
 
 class Task(Protocol):
@@ -63,7 +60,7 @@ class Task(Protocol):
 T = TypeVar("T", bound=Task)
 
 
-def _single(task: Any) -> contextlib.AbstractContextManager[bool]:
+def _one_process(task: Any) -> contextlib.AbstractContextManager[bool]:
     """Return the context of a run of one process, which keeps the run folder."""
     return contextlib.nullcontext(True)
 
@@ -87,7 +84,7 @@ class Program(Generic[T]):
     train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
     groups: tuple[str, ...]
     load: Callable[[T, State], Any]
-    processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _single
+    processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _one_process
 
 
 def execute(config: DictConfig, program: Program[T]) -> float:
@@ -137,7 +134,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         return {headline: math.nan, "seconds": 0.0}
     with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
         if (summary := run.done) is not None:
-            run.mend_texts()
+            run.rewrite_damaged_files()
             value = summary.get(headline, math.nan)
             log.info("%s is done: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
             outcome.state = "skipped"

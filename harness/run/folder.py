@@ -171,7 +171,7 @@ class Run:
         check_rows(rows)
         return summary
 
-    def mend_texts(self) -> None:
+    def rewrite_damaged_files(self) -> None:
         """Rewrite damaged identity.json and config.yaml of a finished run, whose content this process knows.
 
         A damaged env.json cannot be rewritten; it is renamed.
@@ -277,7 +277,8 @@ class Run:
         """Raise a ValueError unless metrics.jsonl has all rows that were written before a checkpoint."""
         size = state["metrics_bytes"]
         rows = (self._text("metrics.jsonl") or b"")[:size]
-        if len(rows) < size or not rows.endswith(b"\n" if size else b""):
+        ends_with_a_row = size == 0 or rows.endswith(b"\n")
+        if len(rows) < size or not ends_with_a_row:
             raise ValueError("metrics.jsonl lacks rows that it was written with")
         check_rows(rows, state.get("metrics_sha256"))
 
@@ -293,7 +294,8 @@ class Run:
         Raises:
             ValueError: the step goes back.
         """
-        if row["step"] < self._last_step + ("kind" not in row):
+        smallest_step = self._last_step if "kind" in row else self._last_step + 1
+        if row["step"] < smallest_step:
             raise ValueError(f"step {row['step']} after step {self._last_step}: rows must go forward")
         self._last_step = row["step"]
         self._pending.append(json.dumps(row) + "\n")
@@ -411,7 +413,8 @@ def check_rows(rows: bytes, digest: str | None = None) -> None:
             step, has_kind = row["step"], "kind" in row
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError(f"metrics.jsonl has no row in line {number}") from None
-        if not isinstance(step, int) or step < last_step + (not has_kind):
+        smallest_step = last_step if has_kind else last_step + 1
+        if not isinstance(step, int) or step < smallest_step:
             raise ValueError(f"metrics.jsonl goes back in line {number}")
         last_step = step
 

@@ -20,8 +20,8 @@ def own_gpu(device: str, per_gpu: int) -> Iterator[str]:
     The job gets the first GPU that has fewer than `per_gpu` jobs, and waits if there is none. It may take its share of
     the GPU's memory and no more, so that no job makes another run out of memory.
 
-    `device` is yielded unchanged if it names one device, or if this process is no worker of hydra/launcher=cores or of
-    `run_jobs`.
+    `device` is yielded unchanged if it names one device, if there is no GPU, or if this process is no worker of
+    hydra/launcher=cores or of `run_jobs`.
 
     Args:
         device: the option `device=`; auto and cuda leave the choice to this function.
@@ -35,15 +35,16 @@ def own_gpu(device: str, per_gpu: int) -> Iterator[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
     folder = Path(tempfile.gettempdir()) / f"fire-gpus-{os.getuid()}-{visible}"
     folder.mkdir(exist_ok=True)
-    for slot in _free_slot(folder, gpus * per_gpu):
+    with _free_slot(folder, gpus * per_gpu) as slot:
         gpu = slot % gpus
         if per_gpu > 1:
             torch.cuda.set_per_process_memory_fraction(1 / per_gpu, gpu)
         yield f"cuda:{gpu}"
 
 
+@contextlib.contextmanager
 def _free_slot(folder: Path, slots: int) -> Iterator[int]:
-    """Wait for a free slot and yield its number; its lock, which all processes respect, is held until the next step."""
+    """Wait for a free slot, hold its lock while the context lasts, and yield its number."""
     while True:
         for number in range(slots):
             slot = Lock(folder / str(number))

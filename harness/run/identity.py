@@ -34,11 +34,13 @@ NOT_IDENTITY = (
     "only_first_phase",
 )
 # How a run is executed. This is part of its identity, since rounding depends on it, but the analysis compares runs that
-# differ in it.
+# differ in it. Older runs have the option `parallel`.
 EXECUTION = ("device", "threads", "deterministic", "parallel", "cuda_graph")
 # Options that older runs did not have, with the value that means the same as their absence. At this value they are left
 # out of the identity, so that the older runs are still recognised.
 NEWER_OPTIONS: dict[str, Any] = {"holdout": 0.0, "augmentation": "none", "cuda_graph": False}
+# Options of groups that change no number of a run, with the value that stands for them in its identity.
+FIXED_VALUES = (("env", "threads", None), ("replay", "segment", 1024))
 ENVIRONMENT_NAMES = ("game", "task")  # options of an environment that name it
 DATASET_PLACES = ("root", "download", "cache", "spare")  # options of a data set that say where its files are
 
@@ -49,30 +51,33 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     Files that options name (a network's initial weights, an environment's model) are in it with the digest of their
     contents. The digests of a data set's files are added by the program's task, which reads these files.
     """
-    part = without(config, NOT_IDENTITY)
-    memory = expanded(config["paths"]["cache"]) / "contents" if "paths" in config else None
-    for group, options in part.items():
+    run_identity = without(config, NOT_IDENTITY)
+    cache_folder = expanded(config["paths"]["cache"]) / "contents" if "paths" in config else None
+    for group, options in run_identity.items():
         if isinstance(options, dict) and group != "dataset":
-            part[group] = with_contents(options, memory)
-    if isinstance(part.get("dataset"), dict):
-        part["dataset"] = without(part["dataset"], DATASET_PLACES)
-    for group, option, fixed_value in (("env", "threads", None), ("replay", "segment", 1024)):  # they change no number
-        if option in (part.get(group) or {}):
-            part[group] = part[group] | {option: fixed_value}
-    if isinstance(part.get("env"), dict):
-        places = {option: part["env"].get(option) for option in ENVIRONMENT_NAMES}
-        part["env"] = part["env"] | {key: with_version(name) for key, name in places.items() if isinstance(name, str)}
-    parts = (part.get("method") or {}).get("parts")
-    if parts is not None:  # a sweep of chains has the options of all of its methods in each job
-        chained = part["method"]["of"].split("+")
-        part["method"] = part["method"] | {"parts": {name: parts[name] for name in chained}}
-    if part.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
-        del part["trigger"]
+            run_identity[group] = with_contents(options, cache_folder)
+    if isinstance(run_identity.get("dataset"), dict):
+        run_identity["dataset"] = without(run_identity["dataset"], DATASET_PLACES)
+    for group, option, fixed_value in FIXED_VALUES:
+        if option in (run_identity.get(group) or {}):
+            run_identity[group] = run_identity[group] | {option: fixed_value}
+    environment = run_identity.get("env")
+    if isinstance(environment, dict):
+        names = {option: environment.get(option) for option in ENVIRONMENT_NAMES}
+        with_versions = {option: with_version(name) for option, name in names.items() if isinstance(name, str)}
+        run_identity["env"] = environment | with_versions
+    options_of_methods = (run_identity.get("method") or {}).get("parts")
+    if options_of_methods is not None:  # a sweep of chains has the options of all of its methods in each job
+        chained = run_identity["method"]["of"].split("+")
+        parts = {name: options_of_methods[name] for name in chained}
+        run_identity["method"] = run_identity["method"] | {"parts": parts}
+    if run_identity.get("trigger") == AT_BOUNDARIES:  # as in all runs before there were triggers
+        del run_identity["trigger"]
     for option, value_of_older_runs in NEWER_OPTIONS.items():
-        if part.get(option) == value_of_older_runs:
-            del part[option]
-    part["device"] = resolve_device(str(config["device"])).type
-    return {**part, "numerics": NUMERICS[str(config["program"])]}
+        if run_identity.get(option) == value_of_older_runs:
+            del run_identity[option]
+    run_identity["device"] = resolve_device(str(config["device"])).type
+    return {**run_identity, "numerics": NUMERICS[str(config["program"])]}
 
 
 def one_spelling(config: Any) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 import joblib
 
 from harness.config import groups
-from harness.config.cli import EXIT_TRAINING, Outcome, exit_code, out_of_memory, user_facing
-from harness.config.errors import ConfigError, TrainingError, first_line
+from harness.config.cli import Outcome, exit_code, out_of_memory, user_facing
+from harness.config.errors import EXIT_TRAINING, ConfigError, TrainingError, first_line
 from harness.run.execute import new_run, run_to_end
 from harness.run.gpus import own_gpu
 from harness.run.programs import program_of

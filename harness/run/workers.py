@@ -6,6 +6,7 @@ and each worker also watches whether its driver is alive. A worker that trains w
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -107,13 +108,9 @@ class Workers:
         waiting, running = iter(calls), dict[connection.Connection, tuple[Worker, Call]]()
         try:
             while True:
-                while len(running) < self.number:
-                    for call in waiting:
-                        worker = self._give((function, call))
-                        running[worker.connection] = worker, call
-                        break
-                    else:
-                        break
+                for call in itertools.islice(waiting, self.number - len(running)):
+                    worker = self._give((function, call))
+                    running[worker.connection] = worker, call
                 if not running:
                     return
                 for ready in connection.wait(list(running)):

@@ -7,11 +7,11 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fire_core.ranges import problem, shown
 from fire_core.tools.output import keep_output, system_errors_explained
-from harness.config.errors import ConfigError, TrainingError, near
+from harness.config.errors import EXIT_CONFIG, EXIT_TRAINING, ConfigError, TrainingError, near
 from harness.config.paths import place
 
 T = TypeVar("T")
-EXIT_CONFIG, EXIT_INTERRUPTED = 2, 130
+EXIT_INTERRUPTED = 130
 
 
 def run_command(main: Callable[[str, T], None], options: type[T], usage: str) -> None:
@@ -23,7 +23,7 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
         usage: the text that `--help` prints.
 
     Raises:
-        SystemExit: 2 after an error of the user's, 130 after Ctrl-C.
+        SystemExit: 2 for an option, 3 if a file cannot be read or a run not be played, 130 after Ctrl-C.
     """
     keep_output()
     words = sys.argv[1:]
@@ -36,7 +36,7 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
             sys.stdout.flush()
     except (ConfigError, TrainingError) as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_CONFIG) from None
+        raise SystemExit(EXIT_TRAINING if isinstance(error, TrainingError) else EXIT_CONFIG) from None
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
 

@@ -107,7 +107,8 @@ class Preemption:
         received: the first signal that came; None before.
         at_once: called as soon as a signal comes, while there is nothing to save; None while a step must be finished
             first.
-        when_slow: called if a block within `at_most` runs too long after a signal; None outside of such a block.
+        when_slow: called if a block within `limited_after_signal` runs too long after a signal; None outside of such
+            a block.
     """
 
     def __init__(self) -> None:

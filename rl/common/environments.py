@@ -440,11 +440,11 @@ def examine(environment: Environment, option: str, task: str, options: dict[str,
 
 def _check_same(name: str, interface: Interface, other: Interface) -> None:
     """Raise a ConfigError if two environments of one task have different spaces."""
-    for what, one, another in zip(("numbers in an observation", "actions"), interface, other, strict=True):
-        if one != another:
+    for quantity, expected, other_value in zip(("numbers in an observation", "actions"), interface, other, strict=True):
+        if expected != other_value:
             raise ConfigError(
-                f"{name}: two environments of this task have different {what}, {shown(one)} and {shown(another)}, and "
-                "one agent acts in both: make its spaces the same each time"
+                f"{name}: two environments of this task have different {quantity}, {shown(expected)} and "
+                f"{shown(other_value)}, and one agent acts in both: make its spaces the same each time"
             )
 
 

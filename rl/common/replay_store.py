@@ -72,7 +72,8 @@ class RingStore:
         """
         size = min(self.rows, ring.rows)
 
-        def name_of(env: int, start: int) -> str:
+        def write_segment(env: int, start: int) -> str:
+            """Write the segment that begins at row `start`, unless it is there, and return its file name."""
             if (env, start) in self._complete:
                 return self._complete[env, start]
             first, stop = max(start, ring.written[env] - ring.rows), min(start + size, ring.written[env])
@@ -87,7 +88,7 @@ class RingStore:
                 segments.append((env, start))
         self._complete = {key: self._complete[key] for key in segments if key in self._complete}
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="replay") as threads:
-            names = list(threads.map(name_of, *zip(*segments, strict=True))) if segments else []
+            names = list(threads.map(lambda segment: write_segment(*segment), segments))
         return {"written": list(ring.written), "begins": list(ring.begins), "segments": names}
 
     def committed(self, manifest: dict[str, Any], keep: int) -> None:

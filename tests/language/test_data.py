@@ -289,7 +289,7 @@ def test_texts_that_may_not_be_looked_into_are_refused(tmp_path, options, monkey
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, checked, denied)
-            with pytest.raises(ConfigError, match=rf"{folder} cannot be read .Permission denied.: mend or remove"):
+            with pytest.raises(ConfigError, match=rf"{folder} cannot be read .Permission denied.: repair or remove"):
                 corpora.text(str(folder))
 
 

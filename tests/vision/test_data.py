@@ -442,7 +442,7 @@ def test_folders_that_may_not_be_looked_into_are_refused(own_images, monkeypatch
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "is_dir", denied)
-            with pytest.raises(ConfigError, match=f"^{forbidden} cannot be read .Permission denied.: mend or remove"):
+            with pytest.raises(ConfigError, match=f"^{forbidden} cannot be read .Permission denied.: repair or remove"):
                 load_folder(str(own_images))
 
 

@@ -111,7 +111,7 @@ def _folders_of(folder: Path) -> list[str]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): mend or remove it") from error
+        raise ConfigError(f"{folder} cannot be read ({error.strerror or error}): repair or remove it") from error
 
 
 def _class_name(folder: str) -> str:
