@@ -7,17 +7,25 @@ import copy
 import functools
 import importlib
 import json
+import logging
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 
-from harness.config import groups
+from harness.config import cli, groups
+from harness.config.arguments import read_arguments
 from harness.config.cli import Outcome
 from harness.run.execute import run_to_end
+from harness.training.estimate import SWEEP_JOBS
+
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 # Differ from run to run.
@@ -128,6 +136,38 @@ def compose(program: str, *overrides: str) -> Any:
 def _composed(program: str, overrides: tuple[str, ...]) -> Any:
     import_program(program)
     return groups.compose(program, overrides)
+
+
+def start_here(program: str, words: Iterable[str], monkeypatch: "pytest.MonkeyPatch") -> int:
+    """Start a single run in this process by the words of a command line; its exit code.
+
+    It is the program from the first check of the words to the message of an error. Only `hydra.main` is left out, which
+    would compose a second time. The signals and the log of this process stay as they are.
+    """
+    module = importlib.import_module(SCHEMAS[program])
+
+    def main() -> None:
+        arguments = read_arguments(program, sys.argv[1:])
+        of_hydra = (arguments.multirun, arguments.info, arguments.resolve, arguments.shell_completion)
+        assert not any(of_hydra), "what Hydra itself does needs a process of its own"
+        folder = Path(arguments.config_dir) if arguments.config_dir else None
+        config = groups.compose_with_hydra(program, [*arguments.overrides, "hydra.mode=RUN"], folder)
+        HydraConfig.instance().set_config(copy.deepcopy(config))
+        module.main(groups.without_hydra(config))
+
+    monkeypatch.setattr(sys, "argv", [module.__name__, *words])
+    monkeypatch.setattr(logging, "raiseExceptions", logging.raiseExceptions)  # put back after the test
+    for variable in ("HYDRA_FULL_ERROR", "FIRE_TRACEBACK", SWEEP_JOBS):  # these too
+        monkeypatch.setenv(variable, "0")
+    for name in ("keep_output", "show_log", "exit_on_signals", "leave_with_driver"):
+        monkeypatch.setattr(cli, name, lambda: None)
+    try:
+        cli.run_program(main, program, getattr(module, "open_data", None))
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    finally:
+        HydraConfig.instance().cfg = None
+    return 0
 
 
 def import_program(program: str) -> None:

@@ -1,6 +1,7 @@
 """Wrong options that once ended in a traceback, a crash or more than a line: one line, exit code 2, nothing written.
 
-Each case is a program as a user starts it, and the beginning of what it says. Values out of range are in
+Each case is the command line of a program, and the beginning of what it says. Most are read, composed and refused in
+this process (`start_here`); `BY_COMMAND_LINE` is a program as a user starts it. Values out of range are in
 tests/test_ranges.py, and `test_options.py` holds that each option has such a check.
 """
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import start_here
 from tests.zygote import Zygote
 
 UPGD = "lr has no effect beside the optimizer that method=upgd brings"
@@ -153,24 +155,67 @@ PREPARE = {
     "dataset=text path=": "dataset.path must be a path, got ''",
     "+paths.run=x": "option paths.run is unknown (did you mean runs?); accepted: runs, data, cache",
 }
-TABLES = {
-    "vision.train": VISION,
-    "language.train": LANGUAGE,
-    "rl.dqn": DQN,
-    "rl.sac": SAC,
-    "language.prepare": PREPARE,
+TABLES = {"vision": VISION, "language": LANGUAGE, "dqn": DQN, "sac": SAC, "language_prepare": PREPARE}
+# Sweeps and flags that Hydra itself refuses; and of each program a case or more, refused by each of its parts.
+BY_COMMAND_LINE = {
+    "vision": (
+        "--resolve",
+        "--info -m",
+        "--shell-completion",
+        "paths.runs= -m",
+        "paths.runs=/x/$USER/runs seed=0,1 -m",
+        "paths.runs=/dev/null seed=0,1 -m",
+        "-m seed=range(0)",
+        "seed:3",  # cannot be read
+        "epoch=3",  # Hydra refuses it, then the reason is looked for
+        "lr=fast",  # Hydra refuses its type
+        "device=meta",  # the task refuses it
+        "paths.runs=/dev/null",  # as the run begins
+    ),
+    "language": ("benchmark=domains dataset=pydoc_stdlib dataset.replay=0.5",),
+    "dqn": ("env=asterix model=q_mlp",),
+    "sac": ("cache=null",),
+    "language_prepare": ("dataset=digits",),
 }
-CASES = [(module, options, says) for module, table in TABLES.items() for options, says in table.items()]
+MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn", "sac": "rl.sac"}
+MODULES |= {"language_prepare": "language.prepare"}
+IN_A_PROCESS = [(program, options) for program, chosen in BY_COMMAND_LINE.items() for options in chosen]
+HERE = [(program, options) for program, table in TABLES.items() for options in table]
+HERE = [case for case in HERE if case not in IN_A_PROCESS]
 
 
-@pytest.mark.parametrize(("module", "options", "says"), CASES, ids=[f"{case[0]} {case[1]}" for case in CASES])
-def test_one_line(module: str, options: str, says: str, tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, module, *(() if module == "language.prepare" else ALIKE), *options.split())
-    assert answer.err.startswith(f"error: {says}".rstrip("\n")), answer.err
-    assert "\n" not in says or answer.err == f"error: {says}"
-    assert answer.err.count("\n") == 1
-    assert answer.code == 2
-    assert not list(tmp_path.iterdir())
+def words_of(program: str, options: str) -> list[str]:
+    """The words of a command line that runs no longer than it must, if it is not refused."""
+    return [*(() if program == "language_prepare" else ALIKE), *options.split()]
+
+
+def assert_one_line(program: str, options: str, code: int, error: str, folder: Path) -> None:
+    """That what was printed begins as the table says, and nothing was written."""
+    says = TABLES[program][options]
+    assert error.startswith(f"error: {says}".rstrip("\n")), error
+    assert "\n" not in says or error == f"error: {says}"
+    assert error.count("\n") == 1
+    assert code == 2
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(("program", "options"), HERE, ids=[" ".join(case) for case in HERE])
+def test_one_line(
+    program: str,
+    options: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = start_here(program, words_of(program, options), monkeypatch)
+    assert_one_line(program, options, code, capsys.readouterr().err, tmp_path)
+
+
+@pytest.mark.parametrize(("program", "options"), IN_A_PROCESS, ids=[" ".join(case) for case in IN_A_PROCESS])
+def test_one_line_by_the_command_line(program: str, options: str, tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, MODULES[program], *words_of(program, options))
+    assert_one_line(program, options, answer.code, answer.err, tmp_path)
 
 
 GLOBAL = "# @package _global_\n"
@@ -190,26 +235,39 @@ OWN_FILES = {  # a file of one's own, its text and the options that choose it, a
     ("experiment/mine.yaml", GLOBAL + "hydra: {sweeper: {params: {method: 'base,fier'}}}\n", "experiment=mine -m"): (
         "method=fier is unknown (did you mean fire?); accepted: "
     ),
-    ("mine.yaml", "defaults: [vision, _self_]\nepoch: 3\n", "--config-name=mine"): (
-        "In 'mine': option epoch is unknown (did you mean epochs?); "
-    ),
     ("method/mine.yaml", "a: [1\n", "method=mine"): "own/method/mine.yaml, line 2: expected ',' or ']', but got",
     ("method/mine.yaml", "a: \tb: c\n", "method=mine,fire -m"): "own/method/mine.yaml, line 1: ",
 }
 
 
+def assert_refused(says: str, code: int, error: str, folder: Path) -> None:
+    """That one line says so, and nothing was written beside the folder `own`."""
+    assert says in error
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert code == 2
+    assert [path.name for path in folder.iterdir()] == ["own"]
+
+
 @pytest.mark.parametrize("case", OWN_FILES, ids=lambda case: f"{case[2]} {case[1]}")
-def test_a_file_of_one_s_own_is_refused_in_one_line(case: tuple[str, str, str], tmp_path: Path, zygote: Zygote) -> None:
+def test_a_file_of_one_s_own_is_refused_in_one_line(
+    case: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, text, options = case
     file = tmp_path / "own" / name
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    answer = zygote.run(tmp_path, "vision.train", *ALIKE, "--config-dir=own", *options.split())
-    assert OWN_FILES[case] in answer.err
-    assert answer.err.startswith("error: ")
-    assert answer.err.count("\n") == 1
-    assert answer.code == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    monkeypatch.chdir(tmp_path)
+    code = start_here("vision", (*ALIKE, "--config-dir=own", *options.split()), monkeypatch)
+    assert_refused(OWN_FILES[case], code, capsys.readouterr().err, tmp_path)
+
+
+def test_a_root_file_of_one_s_own_is_refused_in_one_line(tmp_path: Path, zygote: Zygote) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.yaml").write_text("defaults: [vision, _self_]\nepoch: 3\n")
+    answer = zygote.run(tmp_path, "vision.train", *ALIKE, "--config-dir=own", "--config-name=mine")
+    says = "In 'mine': option epoch is unknown (did you mean epochs?); "
+    assert_refused(says, answer.code, answer.err, tmp_path)
 
 
 def test_another_folder_of_hydra_s_is_refused(tmp_path: Path, zygote: Zygote) -> None:
@@ -220,10 +278,12 @@ def test_another_folder_of_hydra_s_is_refused(tmp_path: Path, zygote: Zygote) ->
     assert not list(tmp_path.glob("**/runs"))
 
 
-def test_a_cache_that_cannot_be_written_is_named_by_its_option(tmp_path: Path, zygote: Zygote) -> None:
-    answer = zygote.run(tmp_path, "vision.train", *ALIKE, "paths.cache=/dev/null")
-    assert answer.code == 2
-    assert answer.err.endswith("Not a directory (see paths.cache=)\n")
+def test_a_cache_that_cannot_be_written_is_named_by_its_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert start_here("vision", (*ALIKE, "paths.cache=/dev/null"), monkeypatch) == 2
+    assert capsys.readouterr().err.endswith("Not a directory (see paths.cache=)\n")
 
 
 def test_references_between_options(tmp_path: Path, zygote: Zygote) -> None:
@@ -248,16 +308,29 @@ def test_a_sweep_over_arguments_of_what_is_built(tmp_path: Path, zygote: Zygote)
     assert len(list((tmp_path / "runs/vision").iterdir())) == 2
 
 
-@pytest.mark.parametrize("sweep", [(), ("-m",)])
-def test_the_home_folder_and_umlauts_in_quotes(sweep: tuple[str, ...], tmp_path: Path, zygote: Zygote) -> None:
+NAMES = {"'~/runs'": "runs", '"~/läufe"': "läufe"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_home_folder_and_umlauts_in_quotes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    few = (*ALIKE, "model.hidden=4", "benchmark.tasks=1", "benchmark.samples=10", "epochs=1")
+    assert start_here("vision", (*few, f"paths.runs={name}"), monkeypatch) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert [path.name for path in (tmp_path / "home").iterdir()] == [NAMES[name]]
+
+
+def test_a_sweep_in_the_home_folder(tmp_path: Path, zygote: Zygote) -> None:
     few = (*ALIKE, "model.hidden=4", "benchmark.tasks=1", "benchmark.samples=10", "epochs=1")
     (tmp_path / "home").mkdir()
-    for name in ("'~/runs'", '"~/läufe"'):
-        options = (f"paths.runs={name}", "seed=0,1" if sweep else "seed=0", *sweep)
+    for name in NAMES:
+        options = (f"paths.runs={name}", "seed=0,1", "-m")
         answer = zygote.run(tmp_path, "vision.train", *few, *options, HOME=str(tmp_path / "home"))
         assert answer.code == 0, answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["home"]
-    assert {path.name for path in (tmp_path / "home").iterdir()} == {"runs", "läufe"}
+    assert {path.name for path in (tmp_path / "home").iterdir()} == set(NAMES.values())
 
 
 @pytest.mark.parametrize(
@@ -269,7 +342,8 @@ def test_the_home_folder_and_umlauts_in_quotes(sweep: tuple[str, ...], tmp_path:
         "method=muon lr=0.01 optimizer=adamw optimizer.betas=[0.8,0.9]",  # Adam beside Muon reads them
     ],
 )
-def test_accepted(options: str, tmp_path: Path, zygote: Zygote) -> None:
+def test_accepted(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     few = (*ALIKE, "model.hidden=4", "epochs=1", "benchmark.tasks=2", "benchmark.samples=10")
-    answer = zygote.run(tmp_path, "vision.train", *few, *options.split())
-    assert answer.code == 0, answer.err
+    assert start_here("vision", (*few, *options.split()), monkeypatch) == 0
+    assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 1
