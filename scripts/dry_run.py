@@ -109,8 +109,16 @@ QUIET = ("tracker=none", "progress=false", "checkpoint.keep=1", f"paths.data={DA
 # ----------------------------------------------------------------------------------------------------------------- data
 
 
-def make_data() -> None:
-    """Write all missing data sets, and set torchvision's checksums, in this process, to those of the written files."""
+def make_data(program: str) -> None:
+    """Write the missing data sets of a program; games need none."""
+    if program == "vision":
+        make_images()
+    elif program == "language":
+        make_texts()
+
+
+def make_images() -> None:
+    """Write missing images, and set torchvision's checksums, in this process, to those of the written files."""
     from torchvision import datasets
 
     draw = np.random.default_rng(0)
@@ -147,7 +155,11 @@ def make_data() -> None:
         lines = [f"{name}\t{wnid}\t0\t0\t63\t63\n" for name, wnid in held_out.items()]
         (folder / "val/val_annotations.txt").write_text("".join(lines))
         (folder / "wnids.txt").write_text("\n".join(wnids))
-    tokenizer = get_tokenizer("gpt2")
+
+
+def make_texts() -> None:
+    """Write missing files of tokens."""
+    draw, tokenizer = np.random.default_rng(0), get_tokenizer("gpt2")
     pair: Any = OmegaConf.to_container(compose("language", ("experiment=fig3",)).dataset, resolve=True)
     for corpus in parts_of_dataset(pair).values():
         folder = corpus_folder(DATA, corpus, tokenizer)
@@ -202,7 +214,7 @@ def kill_in(phase: int) -> None:
 def run_panel(name: str, phase: int | None) -> None:
     """Train a panel's run to its end, or until it kills itself in `phase`, and log how it ended."""
     program, _, options = PANELS[name]
-    make_data()
+    make_data(program)
     record_seconds_of_acts(program, RUNS / name)
     if phase is not None:
         kill_in(phase)
@@ -213,7 +225,7 @@ def run_panel(name: str, phase: int | None) -> None:
 def run_methods(name: str, *methods: str) -> None:
     """Let methods act on an architecture, each from the shared first phase; by default all that have not acted yet."""
     program, options = ARCHITECTURES[name]
-    make_data()
+    make_data(program)
     runs = RUNS / name
     seconds, module = record_seconds_of_acts(program, runs), importlib.import_module(MODULES[program])
     make_task = module.PROGRAM.make_task

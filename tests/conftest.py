@@ -14,6 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 gc.disable()  # until all is imported
 PROGRAMS = ("vision.train", "vision.data", "vision.models", "vision.benchmarks", "vision.streams", "language.train")
 PROGRAMS += ("rl.dqn.train", "rl.sac.train", "gymnasium.envs.mujoco", "torch.distributed.run", "torch._inductor")
+PROGRAMS += ("sklearn.datasets", "sklearn.model_selection")
 
 
 def pytest_configure(config: pytest.Config) -> None:

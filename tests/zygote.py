@@ -194,6 +194,8 @@ def be_program(request: dict[str, Any]) -> None:
                 runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     except SystemExit as leave:
         code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+        if isinstance(leave.code, str):
+            print(leave.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from scripts.quarter_hour import START_AND_END, chosen_rows, next_seed, speeds
-from tests.zygote import ROOT
+from harness.run.jobs import Job, run_job
+from scripts.quarter_hour import ROWS, SEEDS, START_AND_END, chosen_rows, command, next_seed, rehearsed, speeds
+from tests.programs import summary, wait_for
+from tests.zygote import ROOT, Zygote
 
 REHEARSE = [sys.executable, "-m", "scripts.quarter_hour", "--rehearse", "--out"]
 
@@ -53,41 +56,44 @@ def test_speeds_are_read_where_they_were_measured(tmp_path: Path) -> None:
     assert speeds(table) == {1: 20_000.0}
 
 
-def test_a_machine_without_a_gpu_says_so() -> None:
-    without = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(
-        [sys.executable, "-m", "scripts.quarter_hour"], cwd=ROOT, env=without, capture_output=True, text=True
-    )
-    assert ended.returncode == 1
-    assert ended.stderr == "error: torch sees no CUDA GPU here; --rehearse runs everything small on a CPU\n"
+def test_a_machine_without_a_gpu_says_so(tmp_path: Path, zygote: Zygote) -> None:
+    answer = zygote.run(tmp_path, "scripts.quarter_hour", CUDA_VISIBLE_DEVICES="")
+    assert answer.code == 1
+    assert answer.err == "error: torch sees no CUDA GPU here; --rehearse runs everything small on a CPU\n"
+
+
+def rows_alone(folder: Path) -> dict[str, str]:
+    """The test accuracy of each row, trained in this process."""
+    setting = rehearsed(folder)
+    jobs = {row: Job("vision", tuple(command(setting, SEEDS[0], row)[3:])) for row in ROWS}
+    return {row: str(summary(run_job(job).folder)["test/accuracy"]) for row, job in jobs.items()}
 
 
 @pytest.mark.slow
 def test_the_whole_script_rehearsed_and_killed_in_each_part(tmp_path: Path) -> None:
-    """Whatever stops it, the same command goes on, and c ends with the rows of an undisturbed call."""
-    ended = subprocess.run([*REHEARSE, str(tmp_path / "whole")], cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    expected = accuracies(tmp_path / "whole")
-    assert expected.keys() == {"base", "full_reset", "fire", "half"}
-    costs = list(csv.DictReader((tmp_path / "whole" / "b_costs.csv").read_text().splitlines()))
-    assert len(costs) >= 8
-    assert all(line["per_second"] for line in costs), "each thing was measured"
-    assert {path.name for path in (tmp_path / "whole").iterdir()} == {
-        *("a_tests.txt", "b_costs.csv", "c_epochs.csv", "c_rows.csv", "environment.json", "runs")
-    }
-    for part in ("a: tests", "b: what", "c: rows"):
-        out = tmp_path / part[0]
+    """After each kill the same command goes on, and c ends with the rows of runs that nothing disturbed."""
+    out = tmp_path / "out"
+
+    def kill(part: str, *only: str, once: Callable[[], object] = lambda: True) -> None:
         process = subprocess.Popen(
-            [*REHEARSE, str(out)], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+            [*REHEARSE, str(out), *only], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         assert process.stdout is not None
-        for line in process.stdout:
-            if part in line:
-                break
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-        only = ["--only", "c"]
-        again = subprocess.run([*REHEARSE, str(out), *only], cwd=ROOT, capture_output=True, text=True)
-        assert again.returncode == 0, again.stderr
-        assert accuracies(out) == expected
+        with process.stdout:
+            assert any(part in line for line in process.stdout), f"it ended before {part}"
+            wait_for(once)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    kill("a: tests")
+    kill("b: what")
+    kill("c: rows", "--only", "c", once=lambda: any(file.stat().st_size for file in out.rglob("metrics.jsonl")))
+    ended = subprocess.run([*REHEARSE, str(out)], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert accuracies(out) == rows_alone(tmp_path / "alone")
+    costs = list(csv.DictReader((out / "b_costs.csv").read_text().splitlines()))
+    assert len(costs) >= 8
+    assert all(line["per_second"] for line in costs), "each thing was measured"
+    assert {path.name for path in out.iterdir()} == {
+        *("a_tests.txt", "b_costs.csv", "c_epochs.csv", "c_rows.csv", "environment.json", "runs")
+    }

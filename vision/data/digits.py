@@ -5,9 +5,7 @@ from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
-import sklearn.datasets
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 from fire_core.ranges import Seed, checked, within
@@ -20,7 +18,10 @@ SPLIT_SEED = 0  # the test set is the same for every run, whatever its seed
 @functools.cache
 def packaged() -> tuple[np.ndarray, np.ndarray]:
     """Return images (1797, 64) and labels (1797,) as scikit-learn has them; read once, so they must not be changed."""
-    pixels, labels = sklearn.datasets.load_digits(return_X_y=True)
+    # Here, as the import takes a third of a program's start, which no other data need.
+    from sklearn import datasets
+
+    pixels, labels = datasets.load_digits(return_X_y=True)
     return pixels, labels
 
 
@@ -44,6 +45,8 @@ def load_digits(
     Raises:
         ValueError: if an argument is out of range.
     """
+    from sklearn.model_selection import train_test_split  # as in `packaged`
+
     pixels, labels = packaged()
     train, test = train_test_split(range(len(labels)), train_size=train_size, stratify=labels, random_state=SPLIT_SEED)
     images = torch.from_numpy(pixels).to(torch.uint8).reshape(-1, 1, 8, 8)
