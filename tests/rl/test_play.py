@@ -1,6 +1,8 @@
 """Playing with a trained agent: returns, films, strips."""
 
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +15,36 @@ from harness.config.errors import ConfigError
 from rl import play
 from rl.common.film import Film, enlarged, save_strip
 from scripts import strips
-from tests.programs import ATARI, DQN, SAC, VISION, Program
+from tests.programs import ATARI, DQN, SAC, SMALL, Program
 
 av = pytest.importorskip("av", reason='pip install -e ".[video]"')
-AGENTS: dict[str, tuple[Program, tuple[str, ...]]] = {
-    "cartpole": (DQN, ()),
-    "atari": (ATARI, ()),
-    "mujoco": (SAC, ()),
-    "stream": (SAC, ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=200", "random_steps=50")),
+AGENTS: dict[str, tuple[Program, str]] = {
+    "cartpole": (DQN, "total_steps=160 midpoint=100"),
+    "cartpole, fire": (DQN, "total_steps=160 midpoint=100 method=fire"),
+    "atari": (ATARI, "total_steps=60 midpoint=40 learning_starts=20 eval.every=60"),
+    "mujoco": (SAC, "env_steps=80 random_steps=20 eval_episodes=1"),
+    "stream": (SAC, "benchmark=continual_control benchmark.tasks=2 benchmark.steps=40 env_steps=80 random_steps=20"),
 }
 
 
-@pytest.mark.parametrize("name", AGENTS)
-def test_it_plays_and_films(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program, options = AGENTS[name]
-    folder = program.run(tmp_path, *(option for option in options))
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The finished run of an agent, trained once for all tests, which only read it."""
+    root = tmp_path_factory.mktemp("agents")
+
+    @functools.cache
+    def run(name: str) -> Path:
+        program, options = AGENTS[name]
+        return program.run(root / name, *options.split())
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["cartpole", "atari", "mujoco", "stream"])
+def test_it_plays_and_films(
+    name: str, agent: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = agent(name)
     capsys.readouterr()
     chosen = play.Options(episodes=2, video=str(tmp_path / "a.mp4"), strip=str(tmp_path / "a.png"), steps=60)
     play.main(str(folder), chosen)
@@ -79,10 +96,9 @@ def test_a_strip_is_evenly_spaced(tmp_path: Path) -> None:
         ({"task": 1}, "of one environment, not of a stream"),
     ],
 )
-def test_what_cannot_be_is_one_line(options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    folder = DQN.run(tmp_path)
+def test_what_cannot_be_is_one_line(options: dict[str, Any], says: str, agent: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match=says):
-        play.main(str(folder), play.Options(**options))
+        play.main(str(agent("cartpole")), play.Options(**options))
 
 
 def test_without_the_extra_one_line_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +109,14 @@ def test_without_the_extra_one_line_names_it(tmp_path: Path, monkeypatch: pytest
 
 def test_only_agents_play(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only agents play"):
-        play.main(str(VISION.run(tmp_path)), play.Options())
+        play.main(str(SMALL.run(tmp_path, "epochs=1")), play.Options())
 
 
-def test_what_it_plays_is_the_agent_that_was_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_plays_is_the_agent_that_was_trained(
+    agent: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """With the actions of the run's own network: a return by hand from the loaded network is the same."""
-    folder = DQN.run(tmp_path)
+    folder = agent("cartpole")
     play.main(str(folder), play.Options(seed=3))
     shown = float(re.findall(r"return (-?[\d.]+)", capsys.readouterr().out)[0])
     trained = harness.load(folder)
@@ -113,8 +131,8 @@ def test_what_it_plays_is_the_agent_that_was_trained(tmp_path: Path, capsys: pyt
     assert shown == ended[0]
 
 
-def test_strips_of_several_agents_stand_below_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folders = [str(DQN.run(tmp_path, *options)) for options in ((), ("method=fire",))]
+def test_strips_of_several_agents_stand_below_each_other(agent: Callable[[str], Path], tmp_path: Path) -> None:
+    folders = [str(agent("cartpole")), str(agent("cartpole, fire"))]
     out = tmp_path / "both.png"
     strips.main([*folders, f"out={out}"])
     with Image.open(out) as both:

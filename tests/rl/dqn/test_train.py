@@ -107,8 +107,8 @@ def test_base_runs_on_unbroken_as_in_the_paper() -> None:
 
 def test_a_trigger_restarts_the_networks_state_without_a_method_that_acts(tmp_path: Path) -> None:
     """The control of methods that act where a trigger fires: replay and exploration go on."""
-    folder = DQN.run(tmp_path, "method=base", "trigger=every", "trigger.steps=160")
-    assert [row["step"] for row in rows(folder) if row.get("kind") == "firing"] == [160, 320]
+    folder = DQN.run(tmp_path, "method=base", "trigger=every", "trigger.steps=60", *SHORT)
+    assert [row["step"] for row in rows(folder) if row.get("kind") == "firing"] == [60, 120]
     with pytest.raises(ConfigError, match="method=base does nothing there"):
         DQN.run(tmp_path, "method=base", "trigger=every", "boundary.optimizer=keep", "boundary.target=keep")
 
@@ -185,11 +185,11 @@ def test_evaluation_does_not_disturb_training(tmp_path: Path) -> None:
 
 def test_the_shared_first_phase_is_the_run_s_own(tmp_path: Path) -> None:
     """And runs that begin with it leave it as it was, for the other methods."""
-    own = DQN.run(tmp_path / "own", "method=snp", "cache=off")
-    DQN.run(tmp_path / "shared", "method=base")
+    own = DQN.run(tmp_path / "own", "method=snp", "cache=off", *SHORT)
+    DQN.run(tmp_path / "shared", "method=base", *SHORT)
     (entry,) = (tmp_path / "shared" / ".cache").glob("dqn-cartpole-*")
     made = {path: path.read_bytes() for path in (entry / "replay").iterdir()}
-    shared = DQN.run(tmp_path / "shared", "method=snp")
+    shared = DQN.run(tmp_path / "shared", "method=snp", *SHORT)
     assert same(weights(own), weights(shared))
     assert rows(own) == rows(shared)
     assert made == {path: path.read_bytes() for path in (entry / "replay").iterdir()} != {}
@@ -249,7 +249,7 @@ def test_the_first_half_does_not_leave_its_replay_in_memory(tmp_path: Path, monk
     gc.collect()
     gc.disable()
     try:
-        DQN.run(tmp_path)
+        DQN.run(tmp_path, *SHORT)
         assert [replay() for replay in replays] == [None, None]
     finally:
         gc.enable()

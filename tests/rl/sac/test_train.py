@@ -19,7 +19,7 @@ from rl.sac.task import Task
 from tests.programs import SAC, compose, final_state, rows, same
 
 METHODS = ("base", "pi", "fire", "fire_exact", "redo")
-SHORT = ("env_steps=160", "eval_every=40", "random_steps=40")
+SHORT = ("env_steps=160", "eval_every=40", "random_steps=40", "updates=1", "eval_episodes=2")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def trained_learner(method: str, *overrides: str) -> tuple[Task, Learner]:
         actions = sac.choose_actions(task, learner, False)
         learner.workers.send(actions)
         sac.remember(task, learner, actions, learner.workers.receive())
-    for _ in range(30):
+    for _ in range(10):
         sac.learn(task, learner, False)
     return task, learner
 
