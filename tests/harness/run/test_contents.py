@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from harness.run.programs import program_of
 from language import corpora, prepare
 from language.tokenizers import get_tokenizer
 from tests.programs import DQN, SAC, SMALL, Program
+from tests.zygote import Zygote
 from vision.data.images import ImageData
 
 HERE = "tests.harness.run.test_contents"
@@ -220,17 +220,28 @@ def test_a_damaged_memory_is_not_believed(damage: bytes, tmp_path: Path, monkeyp
     assert digest_of(file, memory) == expected
 
 
-def ask(file: Path, memory: Path) -> str:
-    contents.SMALL, contents.RECENT = 0, -1e9
-    return digest_of(file, memory)
+ASK = """
+import sys, time
+from pathlib import Path
+from harness.run import contents
+contents.SMALL, contents.RECENT = 0, -1e9
+while not Path("begin").exists():
+    time.sleep(0.001)
+for _ in range(8):
+    print(contents.digest_of(Path("weights.bin"), Path("memory")))
+"""
 
 
-def test_many_processes_may_ask_at_once(tmp_path: Path) -> None:
+def test_many_processes_may_ask_at_once(tmp_path: Path, zygote: Zygote) -> None:
     file, memory = tmp_path / "weights.bin", tmp_path / "memory"
     file.write_bytes(os.urandom(3_000_000))
-    with multiprocessing.get_context("spawn").Pool(2) as pool:
-        answers = set(pool.starmap(ask, [(file, memory)] * 16))
-    assert answers == {hashlib.sha256(file.read_bytes()).hexdigest()}
+    (tmp_path / "program.py").write_text(ASK)
+    children = [zygote.start(tmp_path, "program") for _ in range(3)]
+    (tmp_path / "begin").touch()
+    answers = [zygote.end(tmp_path, child) for child in children]
+    assert [answer.code for answer in answers] == [0, 0, 0], answers
+    digests = [digest for answer in answers for digest in answer.out.split()]
+    assert digests == [hashlib.sha256(file.read_bytes()).hexdigest()] * 24
     assert len([*memory.iterdir()]) == 1, "no temporary file stays"
 
 

@@ -64,11 +64,21 @@ def train(caplog: pytest.LogCaptureFixture, folder: Path, *options: str) -> str:
     return caplog.text
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of FIRE and the first phase that it has left for others."""
+    folder = tmp_path_factory.mktemp("shared")
+    SMALL.run(folder / "runs", "method=fire")
+    return folder
+
+
 @pytest.mark.parametrize(
     "damage", ["checkpoint", "no rows", "more rows", "DONE", "a byte of a row", "a digit of a row"]
 )
-def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    train(caplog, tmp_path, "method=base")
+def test_a_damaged_entry_is_not_used(
+    damage: str, shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(shared / "runs" / ".cache", tmp_path / "runs" / ".cache")
     entry = entry_of(tmp_path)
     (checkpoint,) = (entry / "checkpoints").iterdir()
     if damage == "checkpoint":
@@ -91,9 +101,14 @@ def test_a_damaged_entry_is_not_used(damage: str, tmp_path: Path, caplog: pytest
     assert TRAINING in said
     assert TAKEN not in said
     assert damage == "DONE" or "is damaged: training it again" in said
-    train(caplog, tmp_path / "fresh", "method=fire")
-    (fire,) = tmp_path.glob("runs/vision/*-fire-*")
-    assert_same(fire, only_run(tmp_path / "fresh" / "runs"))
+    assert_same(only_run(tmp_path / "runs"), only_run(shared / "runs"))
+
+
+def test_an_entry_that_was_copied_is_used(shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else the entries above would be refused for another reason than their damage."""
+    shutil.copytree(shared / "runs" / ".cache", tmp_path / "runs" / ".cache")
+    assert TAKEN in train(caplog, tmp_path, "method=fire")
+    assert_same(only_run(tmp_path / "runs"), only_run(shared / "runs"))
 
 
 def test_a_cache_removed_under_way_stops_the_run_in_one_line(tmp_path: Path, zygote: Zygote) -> None:

@@ -26,7 +26,11 @@ WITHIN = {
 }
 
 
-SHORT = {"sac": ("env_steps=200", "eval_every=50", "random_steps=40")}
+SHORT = {
+    "language": ("benchmark.iterations=[12,12]", "benchmark.checkpoints=[6]"),
+    "dqn": ("total_steps=240", "midpoint=120", "eval.every=60"),
+    "sac": ("env_steps=200", "eval_every=50", "random_steps=40"),
+}
 
 
 def slow(function: Callable[..., Any], naps: list[int], ready: Callable[[], bool]) -> Callable[..., Any]:
