@@ -94,25 +94,26 @@ def muon_groups(model: nn.Module, **options: Any) -> MuonGroups:
 
 
 def tower_inputs(model: nn.Module) -> set[Any]:
-    """Return the layers that read pixels or other raw inputs, in each tower of a network with several (CLIP, critics).
+    """Return the layers that read pixels or other raw inputs, in each tower of a model with several (CLIP, critics).
 
-    Such a layer has a number of inputs that no layer of the model puts out, nor a multiple of one (a flattened map): of
-    convolutions all with at most four, of linear layers the first one of each part of the network.
+    The number of inputs of such a layer is neither the number of outputs of another layer nor a multiple of it, as that
+    of a flattened map is. Of convolutions those with at most four inputs count, of linear layers the first of each part
+    of the model.
     """
     layers = [module for module in unwrap(model).modules() if is_linear(module)]
-    made = {outputs(layer) for layer in layers} | {
+    output_sizes = {outputs(layer) for layer in layers} | {
         module.embedding_dim for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     }
     wrapped = [network.module for network in networks_within(unwrap(model))]
     parts = [*wrapped, *(part.module for network in (unwrap(model), *wrapped) for part in parts_of(network))]
-    first = {next((layer for layer in part.modules() if is_linear(layer)), None) for part in parts}
-    found = set()
+    first_layers = {next((layer for layer in part.modules() if is_linear(layer)), None) for part in parts}
+    input_layers_of_towers = set()
     for layer in layers:
         inputs = width(layer)
-        is_first = layer in first if isinstance(layer, nn.Linear) else inputs <= MOST_CHANNELS
-        if is_first and not any(inputs % size == 0 for size in made if size > 1):
-            found.add(layer)
-    return found
+        is_first = layer in first_layers if isinstance(layer, nn.Linear) else inputs <= MOST_CHANNELS
+        if is_first and not any(inputs % size == 0 for size in output_sizes if size > 1):
+            input_layers_of_towers.add(layer)
+    return input_layers_of_towers
 
 
 def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
@@ -127,7 +128,8 @@ def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
     """Return which layers are not hidden: `id` of the weight -> "an input layer" or "an output layer".
 
     Of a network without anything that is called a head the output layer is the one that scores a vocabulary, else the
-    last one registered. A body, whose last layer lies in a block and has other parameters after it, has none.
+    last one registered. A body has none: a network whose last layer ends a numbered block, if such blocks recur or
+    parameters outside of the block come after it.
 
     Args:
         model: any module.
@@ -176,11 +178,11 @@ def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
     if width(first) != outputs(layer):
         return False
     sizes = {key: (outputs(module), width(module)) for key, module in layers.items()}
-    alike = [key for key in layers if numberless(key) == numberless(name) and sizes[key] == sizes[name]]
+    like_layers = [key for key in layers if numberless(key) == numberless(name) and sizes[key] == sizes[name]]
     parameters = [key for key, _ in model.named_parameters()]
-    own = [i for i, key in enumerate(parameters) if key.startswith(f"{name}.")]
-    after = parameters[own[-1] + 1 :] if own else []
-    return len(alike) > 1 or any(not key.startswith(block) for key in after)
+    positions = [i for i, key in enumerate(parameters) if key.startswith(f"{name}.")]
+    after = parameters[positions[-1] + 1 :] if positions else []
+    return len(like_layers) > 1 or any(not key.startswith(block) for key in after)
 
 
 def numberless(name: str) -> str:

@@ -22,8 +22,8 @@ from torch.nn.modules.conv import _ConvNd
 from fire_core.methods.layers import output_layers
 from fire_core.methods.protocol import Context, Saved
 from fire_core.units.graph import weight
-from fire_core.units.recycle import redraw_rows_
-from fire_core.units.watch import is_trained, mean_magnitude
+from fire_core.units.recycle import NEW_NORM, redraw_rows_
+from fire_core.units.watch import dims_without_units, is_trained, mean_magnitude
 from fire_core.weights.topology import unwrap
 
 
@@ -141,7 +141,7 @@ class OutputWatch:
     Args:
         links: the layers of all networks.
         reduce: (layer, outputs, all dimensions but the units') -> one number for each unit, (units,).
-        only_training: ignore layers in evaluation mode.
+        only_training: ignore layers in evaluation mode, and passes that are a method's own.
     """
 
     def __init__(
@@ -171,8 +171,7 @@ class OutputWatch:
         """
         if is_trained(layer) or not self.only_training:
             x = output.detach()
-            channel = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
-            self._statistics[layer] = self.reduce(link, x, [d for d in range(x.ndim) if d != channel])
+            self._statistics[layer] = self.reduce(link, x, dims_without_units(layer, x))
             self.samples = len(x)
 
     def read(self) -> list[Tensor]:
@@ -305,7 +304,7 @@ class FirePaperCBP:
             weight(reader)[:, index] = 0
         redraw_rows_(link.layer, rows, he_normal, generator)
         if link.norm is not None:
-            for name, value in (("weight", 1), ("bias", 0), ("running_mean", 0), ("running_var", 1)):
+            for name, value in NEW_NORM.items():
                 tensor = getattr(link.norm, name)
                 tensor[rows] = value
         self.state["age"][i][rows] = 0

@@ -91,8 +91,8 @@ class Batch:
     Attributes:
         entries: the entries.
         ranks: the processes that divide the matrices among themselves.
-        first: how many matrices earlier batches hold. The ranks take turns by it: if the matrices of a batch cannot be
-            divided evenly, the ranks that get one more are not always the same.
+        first: how many matrices the entries before this batch's first entry hold. The ranks take turns by it: if the
+            matrices of a batch cannot be divided evenly, the ranks that get one more are not always the same.
     """
 
     entries: list[Entry]
@@ -195,6 +195,8 @@ def check_results(batches: Iterable[Batch], options: Projection, scales: Mapping
     Raises:
         ValueError: with the names of the weights that would not be finite.
     """
+    if options.blend == 0:
+        return  # the weights stay as they are
     for batch in batches:
         limit = torch.finfo(batch.entries[0].parameter.dtype).max / 4  # no entry of a factor is larger than 4
         bounds = [_largest_after(entry, scales[entry.label], options) for entry in batch.entries]
@@ -202,7 +204,7 @@ def check_results(batches: Iterable[Batch], options: Projection, scales: Mapping
             continue
         on_this_rank = Batch(batch.entries, distributed.ProjectionGroup())
         work = _own_work(on_this_rank, scales)
-        Q = _solve(work, options)[0].mul_(1 if options.blend == 0 else work.s).to(batch.entries[0].parameter.dtype)
+        Q = _solve(work, options)[0].mul_(work.s).to(batch.entries[0].parameter.dtype)
         finite_by_entry = torch.split(all_finite(Q), [entry.count for entry in batch.entries])
         bad = [entry.label for entry, finite in zip(batch.entries, finite_by_entry, strict=True) if not finite.all()]
         if bad:

@@ -1,1 +1,1 @@
-"""Command line tools: audit, convergence, project, runs; and the checkpoints that they read."""
+"""Command line tools (matrices, audit, project, convergence), and the checkpoints that they read."""

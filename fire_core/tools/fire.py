@@ -3,7 +3,7 @@
 fire matrices PATH       which matrices the weights hold
 fire audit PATH          which of them have drifted from isometry
 fire project IN OUT      a projected copy of a checkpoint
-fire convergence         how near k steps come to the isometry, in theory and on weights
+fire convergence         how near each solver comes to the isometry, measured
 """
 
 import importlib
@@ -15,7 +15,7 @@ COMMANDS = ("matrices", "audit", "project", "convergence")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Hand the rest of the command line to a tool; its exit code."""
+    """Run the tool that the first word names with the other words, and return its exit code."""
     keep_output()
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.units.graph import Consumer, Units
+from fire_core.units.graph import Consumer, Units, weight
 
 
 def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -39,6 +39,17 @@ def own_pass() -> Iterator[None]:
 def is_trained(layer: nn.Module) -> bool:
     """Return whether a pass through the layer now is a training pass: in training mode, and not a method's own."""
     return layer.training and not _OWN_PASSES
+
+
+def dims_without_units(layer: nn.Module, x: Tensor) -> list[int]:
+    """Return all dimensions of a layer's activations except that of the units.
+
+    Args:
+        layer: a linear layer or a convolution.
+        x: its input or output, (batch, ..., units), or of a convolution ([batch,] units, ...).
+    """
+    of_units = x.ndim - (weight(layer).ndim - 1 if isinstance(layer, _ConvNd) else 1)
+    return [dim for dim in range(x.ndim) if dim != of_units]
 
 
 class Watch:
@@ -85,8 +96,7 @@ class Watch:
                 return
             with torch.no_grad():
                 x = inputs[0].detach()
-                channel = x.ndim - (layer.weight.ndim - 1 if isinstance(layer, _ConvNd) else 1)
-                per_channel = self.reduce(x, [d for d in range(x.ndim) if d != channel])  # (channels,)
+                per_channel = self.reduce(x, dims_without_units(layer, x))  # (channels,)
                 statistics[layer] = per_channel if columns is None else per_channel[columns].mean(-1)  # (units,)
                 self.samples = len(x)
 
@@ -99,7 +109,7 @@ class Watch:
             skip_unused: leave out groups whose layers no pass has used, instead of raising.
 
         Raises:
-            RuntimeError: there was no forward pass since the hooks were registered, or none through some layer.
+            RuntimeError: no forward pass was measured by this watch yet, or none went through some layer.
         """
         if not any(self._statistics):
             raise RuntimeError(

@@ -318,7 +318,11 @@ def have_same_origins(first: Flow, second: Flow) -> bool:
 
 
 def agreed(first: Any, second: Any) -> Any:
-    """Return what a variable holds after one of two branches, as far as both agree."""
+    """Return what a variable holds after one of two branches.
+
+    Two tensors become one that carries what both carry. Of two values of different kinds the one that can be followed
+    further is taken; if neither can, and they are not equal plain values, the result is unknown.
+    """
     if first is second:
         return first
     if isinstance(first, Flow) and isinstance(second, Flow):

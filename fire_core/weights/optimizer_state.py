@@ -3,8 +3,9 @@
 After a projection the momentum of a weight belongs to the values before it. The paper starts a new optimizer at each
 phase. Within a run only the state of the projected weights is stale, and only that is reset here.
 
-What the optimizers of torch store is known. For all others it is learnt from a new optimizer (`as_new`). The reset is
-then rehearsed on small stand-ins, which have to step as those of a new optimizer do; a warning says if they do not.
+What the optimizers of torch and of this package store is known. For all others it is learnt from a new optimizer
+(`as_new`). The reset is then rehearsed on small stand-ins, which have to step as those of a new optimizer do; a warning
+says if they do not.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class ResetUnit:
 
     Attributes:
         parts: the optimizer and those that it holds.
-        builder: builds new ones; None for an optimizer of torch, and if no new one can be built.
+        builder: builds new ones; None for an optimizer of torch or of this package, and if no new one can be built.
         knowledge: what was learnt of each part; empty without a builder.
         rehearsal: the rehearsal of a reset of whole parameters; None without a builder, or for a reset of rows whose
             knowledge was cached.
@@ -431,13 +432,13 @@ def _check_rows(rows: Tensor | slice, p: Tensor, dim: int) -> None:
         raise ValueError(f"rows: a parameter of shape {tuple(p.shape)} lacks some of them along dim={dim}")
 
 
-# ---------------------------------------------------------------------------------------------- optimizers of torch
+# --------------------------------------------------------------------------------- optimizers of torch and this package
 
 
 def _reset_known(part: Optimizer, chosen: set[int]) -> None:
-    """Reset the parameters with these `id`s in an optimizer of torch.
+    """Reset the parameters with these `id`s in an optimizer of torch or of this package.
 
-    The states are removed, since all of torch's optimizers but Adagrad make them at the first step.
+    The states are removed, since all of these optimizers but Adagrad make them at the first step.
     """
     for group in part.param_groups:
         with_state = [p for p in group["params"] if part.state.get(p)]

@@ -854,13 +854,16 @@ class FunctionReading:
         return self._call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
 
     def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:
-        """Do to a list what its method does, and return the method's value."""
+        """Do to a list what its method does, and return the method's value.
+
+        An item whose index is not known is inserted at the front; one to pop is taken from the end.
+        """
         if name == "append" and args:
             owner.append(args[0])
         elif name == "extend" and args:
             owner += self._items_of(args[0]) or [Rest()]
         elif name == "insert" and len(args) > 1:
-            owner.insert(0, args[1])
+            owner.insert(args[0] if isinstance(args[0], int) else 0, args[1])
         elif name == "pop" and owner:
             is_known = args and isinstance(args[0], int) and -len(owner) <= args[0] < len(owner)
             return owner.pop(args[0] if is_known else -1)

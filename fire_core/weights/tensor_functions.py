@@ -65,5 +65,9 @@ ELEMENTWISE = words(
 
 
 def is_elementwise(name: str) -> bool:
-    """Return whether a function of torch leaves the features where they are."""
+    """Return whether a function counts as acting on each number by itself.
+
+    It does if it is in `ELEMENTWISE` or has a name of torch.nn.functional, which has products and other functions too.
+    Callers treat products, views and cuts before they ask.
+    """
     return name in ELEMENTWISE or hasattr(nn.functional, name)

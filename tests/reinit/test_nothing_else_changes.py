@@ -115,6 +115,16 @@ def test_weights_near_the_largest_number_stay_finite_or_are_refused(dtype: torch
     assert all(value.isfinite().all() for value in model.state_dict().values())
 
 
+def test_a_blend_of_zero_changes_and_refuses_nothing() -> None:
+    """A weight near the largest number is far above this scale: divided by it, it would not be finite."""
+    model = nn.Sequential(nn.Linear(4, 4, bias=False, dtype=torch.float16))
+    with torch.no_grad():
+        model[0].weight.copy_(0.99 * torch.finfo(torch.float16).max * torch.eye(4))
+    before = model[0].weight.detach().clone()
+    fire_(model, blend=0, scale="variance_factor", variance_factor=1e-3)
+    assert torch.equal(model[0].weight, before)
+
+
 @pytest.mark.parametrize(
     "options",
     [
