@@ -139,22 +139,24 @@ def _composed(program: str, overrides: tuple[str, ...]) -> Any:
 
 
 def start_here(program: str, words: Iterable[str], monkeypatch: "pytest.MonkeyPatch") -> int:
-    """Start a single run in this process by the words of a command line; its exit code.
+    """Start a program in this process by the words of a command line; its exit code.
 
-    It is the program from the first check of the words to the message of an error. Only `hydra.main` is left out, which
-    would compose a second time. The signals and the log of this process stay as they are.
+    It is the program from the first check of the words to the message of an error. Of a single run `hydra.main` alone
+    is left out, which would compose a second time. The signals and the log of this process stay as they are.
     """
     module = importlib.import_module(SCHEMAS[program])
 
     def main() -> None:
         arguments = read_arguments(program, sys.argv[1:])
-        of_hydra = (arguments.multirun, arguments.info, arguments.resolve, arguments.shell_completion)
-        assert not any(of_hydra), "what Hydra itself does needs a process of its own"
+        if arguments.multirun or arguments.cfg:
+            return module.main()  # type: ignore[no-any-return]
         folder = Path(arguments.config_dir) if arguments.config_dir else None
         config = groups.compose_with_hydra(program, [*arguments.overrides, "hydra.mode=RUN"], folder)
         HydraConfig.instance().set_config(copy.deepcopy(config))
         module.main(groups.without_hydra(config))
 
+    if "-m" in words:
+        words = [*words, "hydra/hydra_logging=none"]
     monkeypatch.setattr(sys, "argv", [module.__name__, *words])
     monkeypatch.setattr(logging, "raiseExceptions", logging.raiseExceptions)  # put back after the test
     for variable in ("HYDRA_FULL_ERROR", "FIRE_TRACEBACK", SWEEP_JOBS):  # these too

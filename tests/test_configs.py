@@ -354,20 +354,21 @@ SHOWN = (
 
 
 @pytest.mark.parametrize("options", SHOWN)
-def test_what_plain_hydra_composes_is_what_a_run_writes(options: str, tmp_path: Path, zygote: Zygote) -> None:
-    """`--cfg job` of a process of its own, and config.yaml of the run, to the last value."""
+def test_what_plain_hydra_composes_is_what_a_run_writes(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What Hydra prints for `--cfg job`, the help, and config.yaml of the run, to the last value."""
+    monkeypatch.chdir(tmp_path)
     few = ("scale=smoke", "dataset=digits", "model.hidden=8", "epochs=1", "tracker=none", "progress=false")
     data = () if "cifar10 " in f"{options} " and "dataset" in options else few[1:2]
     chosen = (*few[:1], *data, *few[2:], *options.split())
-    shown = zygote.run(tmp_path, "vision.train", *chosen, "--cfg", "job", "--resolve")
-    assert shown.code == 0, shown.err
-    plain: Any = OmegaConf.to_container(OmegaConf.create(shown.out))
-    asked = zygote.run(tmp_path, "vision.train", *chosen, "--help")
-    helped = asked.out.partition("option=value\n")[2].partition("\nRun folders:")[0]
+    assert programs.start_here("vision", (*chosen, "--cfg", "job", "--resolve"), monkeypatch) == 0
+    plain: Any = OmegaConf.to_container(OmegaConf.create(capsys.readouterr().out))
+    assert programs.start_here("vision", (*chosen, "--help"), monkeypatch) == 0
+    helped = capsys.readouterr().out.partition("option=value\n")[2].partition("\nRun folders:")[0]
     assert OmegaConf.to_container(OmegaConf.create(helped), resolve=True) == plain
     if data:  # there are no images of CIFAR-10 here
-        answer = zygote.run(tmp_path, "vision.train", *chosen)
-        assert answer.code == 0, answer.err
+        assert programs.start_here("vision", chosen, monkeypatch) == 0
         written = OmegaConf.to_container(OmegaConf.load(programs.only_run(tmp_path / "runs") / "config.yaml"))
         different = {key for key in plain if written.get(key) != plain[key]}
         assert different <= {"device", "deterministic", "metrics"}, different

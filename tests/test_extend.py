@@ -7,7 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.programs import rows
+import pytest
+
+from tests.programs import rows, start_here
 from tests.zygote import ROOT, Zygote
 
 OWN = (
@@ -53,7 +55,6 @@ OVER_ALL = [
         for method in ("halve", "shrink_step")
     ),
     "tests/options/test_options.py",
-    "tests/harness/config/test_cli.py::test_help_lists_what_the_program_can_take",
     "tests/harness/tune/test_space.py",
     "tests/test_configs.py::test_what_conf_holds_is_ordinary",
     "tests/test_import_direction.py::test_no_import_against_the_direction",
@@ -79,7 +80,7 @@ def test_what_is_shown_is_added_beside_one_s_own_modules_and_runs(tmp_path: Path
         place = tmp_path / (path.name if path in modules else path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text)
-    answer = zygote.run(tmp_path, "vision.train", *OWN, "epochs=3", "progress=false")
+    answer = zygote.run(tmp_path, "vision.train", *OWN, "epochs=1", "progress=false")
     assert answer.code == 0, answer.err
     (folder,) = (tmp_path / "runs" / "vision").glob("mirrored-rings-halve-s0-*")
     assert (folder / "DONE").exists()
@@ -89,18 +90,21 @@ def test_what_is_shown_is_added_beside_one_s_own_modules_and_runs(tmp_path: Path
     assert {row["phase"] for row in logged} == set(range(6))
 
 
-def test_one_s_own_methods_stand_in_the_help_and_in_chains(tmp_path: Path, zygote: Zygote) -> None:
+def test_one_s_own_methods_stand_in_the_help_and_in_chains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "conf/method").mkdir(parents=True)
-    (tmp_path / "halve.py").write_text(shown_files()["fire_core/methods/halve.py"])
-    (tmp_path / "conf/method/halve.yaml").write_text("_target_: halve.Halve\nname: halve\nfactor: 0.5\n")
+    (tmp_path / "own_halve.py").write_text(shown_files()["fire_core/methods/halve.py"])
+    (tmp_path / "conf/method/halve.yaml").write_text("_target_: own_halve.Halve\nname: halve\nfactor: 0.5\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     chain = ("method=chain", "method.of=halve+l2init", "method.parts.halve.factor=0.25", "--config-dir=conf")
-    answer = zygote.run(tmp_path, "vision.train", *chain, "--help")
-    assert answer.code == 0, answer.err
-    assert " fuse, halve, " in " ".join(answer.out.split())
-    assert "factor: 0.25" in answer.out
-    small = ("scale=smoke", "benchmark.samples=64", "model.hidden=8", "tracker=none", "progress=false")
-    answer = zygote.run(tmp_path, "vision.train", *chain, *small)
-    assert answer.code == 0, answer.err
+    assert start_here("vision", (*chain, "--help"), monkeypatch) == 0
+    shown = capsys.readouterr().out
+    assert " fuse, halve, " in " ".join(shown.split())
+    assert "factor: 0.25" in shown
+    small = ("scale=smoke", "benchmark.tasks=2", "benchmark.samples=64", "model.hidden=8", "tracker=none")
+    assert start_here("vision", (*chain, *small, "progress=false"), monkeypatch) == 0
 
 
 def test_in_a_clone_new_files_are_enough(tmp_path: Path) -> None:
