@@ -1,6 +1,7 @@
 """The real trainer: phases and checkpoints, kills and signals, methods, wrong input, several processes."""
 
 import json
+import logging
 import math
 import os
 import re
@@ -24,6 +25,11 @@ def undisturbed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     answer = runs(folder, "method=fire")
     assert answer.code == 0, answer.err
     return folder
+
+
+def trained(runs: Runs, folder: Path, *options: str) -> Path:
+    """A finished run of this process on the data of `runs`."""
+    return LANGUAGE.run(folder / "runs", f"paths.data={runs.data}", *options)
 
 
 def test_rows_and_summary(undisturbed):
@@ -64,21 +70,21 @@ def cache_of(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("start", ["best", "20", "end"])
-def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
+def test_starting_checkpoint(undisturbed, runs, tmp_path, caplog, start):
     """Phase 1 of `base` starts from the weights that phase 0 had then; phase 0 is trained once for all of them."""
     cache = cache_of(undisturbed)
     options = (f"benchmark.start={start}", "benchmark.iterations=[40,1]", f"paths.cache={cache.parent}")
-    answer = runs(tmp_path, "method=base", *options)
-    assert answer.code == 0, answer.err
-    assert "first phase taken from" in answer.err
-    found, state = rows(only_run(tmp_path / "runs")), final_state(cache)
+    caplog.set_level(logging.INFO)
+    run = trained(runs, tmp_path, "method=base", *options)
+    assert "first phase taken from" in caplog.text
+    found, state = rows(run), final_state(cache)
     best = min(found[:20], key=lambda row: row["val/loss"])["step"]
     first = found[20]
     assert first["boundary/start_iteration"] == {"best": best, "20": 20, "end": 40}[start]
     assert first["boundary/sfe"] == 0  # base does nothing
     assert first["boundary/val_loss_before"] == first["boundary/val_loss_after"]
     weights = state["modules"]["model"] if start == "end" else state["kept"][start]["weights"]
-    after = final_state(only_run(tmp_path / "runs"))["modules"]["model"]
+    after = final_state(run)["modules"]["model"]
     for name, weight in weights.items():  # one step away, by about the learning rate
         assert not torch.equal(after[name], weight)
         assert (after[name] - weight).abs().max() < 2.5e-3
@@ -90,13 +96,8 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, start):
 
 def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tmp_path):
     cache = f"paths.cache={cache_of(undisturbed).parent}"
-    for folder, options in (
-        ("a", ["method=base", "benchmark.start=scratch"]),
-        ("b", ["method=full_reset", "benchmark.start=end", cache]),
-    ):
-        (tmp_path / folder).mkdir()
-        assert runs(tmp_path / folder, *options).code == 0
-    scratch, reset = rows(only_run(tmp_path / "a" / "runs")), rows(only_run(tmp_path / "b" / "runs"))
+    scratch = rows(trained(runs, tmp_path / "a", "method=base", "benchmark.start=scratch"))
+    reset = rows(trained(runs, tmp_path / "b", "method=full_reset", "benchmark.start=end", cache))
     assert {row["phase"] for row in scratch} == {1}
     assert scratch[0]["kind"] == "boundary"
     assert [row.get("val/loss") for row in scratch] == [row.get("val/loss") for row in reset[-len(scratch) :]]
@@ -134,12 +135,13 @@ def written(folder: Path) -> int:
     ids=lambda options: options[0],
 )
 def test_methods(undisturbed, runs, tmp_path, options):
-    cache = [] if any("activation" in o or "precision" in o for o in options) else [cache_of(undisturbed).parent]
-    answer = runs(tmp_path, *options, *(f"paths.cache={place}" for place in cache))
-    assert answer.code == 0, answer.err
-    found = rows(only_run(tmp_path / "runs"))
+    if options == ["method=fire_exact"]:
+        shape = [f"paths.cache={cache_of(undisturbed).parent}"]
+    else:
+        shape = ["benchmark.iterations=[12,12]", "benchmark.checkpoints=[6]"]
+    found = rows(trained(runs, tmp_path, *options, *shape))
     assert all(math.isfinite(row["val/loss"]) for row in found if "kind" not in row)
-    if options[0] == "method=fire_exact":
+    if options == ["method=fire_exact"]:
         assert found[20]["boundary/dfi_after"] < 1e-6 * found[20]["boundary/dfi_before"]
 
 
