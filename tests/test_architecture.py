@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import rl.dqn.train
 import vision.train
 from harness.config.cli import run_program
 from tests.programs import ALIKE, Program
+from tests.zygote import Zygote
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -69,7 +69,8 @@ def test_a_weight_and_an_image_batch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(vision.train, "begin_phase", begin)
     monkeypatch.setattr(vision.train, "batches", batches)
     monkeypatch.setattr(vision.train, "train_step", record(batch, vision.train.train_step))
-    Program("vision", "vision.train", ALIKE).run(tmp_path, "method=fire", "cache=off")
+    few = ("benchmark.tasks=2", "benchmark.samples=64", "epochs=1")
+    Program("vision", "vision.train", ALIKE).run(tmp_path, "method=fire", "cache=off", *few)
     assert named_below("One weight") == of_this_project(weight)
     assert named_below("One image batch") == of_this_project(batch)
 
@@ -81,19 +82,15 @@ def test_a_transition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert named_below("One transition") == of_this_project(transition)
 
 
-def test_an_option(tmp_path: Path) -> None:
+def test_an_option(tmp_path: Path, zygote: Zygote) -> None:
     """In a process of its own, as the program takes over its output and its signals."""
-    options = ("method=fire", "method.iterations=5", *ALIKE, f"paths.runs={tmp_path}")
-    command = [sys.executable, "-m", "tests.test_architecture", *options]
-    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr
-    assert named_below("One option") == set(json.loads(answer.stdout))
+    answer = zygote.run(tmp_path, "tests.test_architecture", "method=fire", "method.iterations=5", *ALIKE)
+    assert answer.code == 0, answer.err
+    assert named_below("One option") == set(json.loads(answer.out))
 
 
 def trace_until_training() -> None:
     """Start `vision.train` with the options of the command line, and print which files ran before its `train`."""
-    import vision.models  # else the first lines of all models ran as they were imported, though one of them is used
-
     option: set[str] = set()
 
     def train(*arguments: Any, **options: Any) -> None:

@@ -4,7 +4,6 @@ So is a state that a checkpoint does not hold: every setting is trained a second
 """
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ from fire_core.methods import Net
 from fire_core.units.graph import Units, between
 from harness.config.build import build
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from tests.methods.small import PHASE, differ, trained
 
-FOLDER = Path(__file__).parents[2] / "conf" / "method"
+FOLDER = CONF / "method"
 METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")
 # What makes a method act within the few steps below. Each option must matter under one of the settings at least.
 SETTINGS: dict[str, list[dict[str, Any]]] = {
