@@ -227,7 +227,10 @@ def take_steps(
 
     if not pairs:
         return
-    torch.manual_seed(seed)
+    if all(p.is_cpu for p, _ in pairs):  # torch.manual_seed also formats a stack trace, for GPUs that are not in use
+        torch.default_generator.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)
     step: Any = optimizer.step
     for _ in range(count):
         closure()

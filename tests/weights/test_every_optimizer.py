@@ -107,7 +107,7 @@ def steps(name: str, parameters: Sequence[Tensor], optimizer: Any, count: int, s
             loss.backward(create_graph=kind in HESSIAN)
         return loss
 
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for _ in range(count):
