@@ -6,7 +6,7 @@ import pytest
 
 from harness.config.arguments import number_of_jobs
 from harness.training.estimate import Estimate, in_words
-from tests.programs import VISION
+from tests.programs import SMALL
 from tests.zygote import Zygote
 
 
@@ -76,9 +76,9 @@ def test_jobs_of_a_sweep_are_counted() -> None:
 
 
 def test_the_first_job_of_a_sweep_says_how_long_all_take(tmp_path: Path, zygote: Zygote) -> None:
-    options = VISION.tiny("method=base,fire", "seed=0,1", "epochs=4", "-m")
+    options = SMALL.tiny("method=base,fire", "epochs=10", "-m")
     answer = zygote.run(tmp_path, "vision.train", *options, before="say_how_long_soon")
     assert answer.code == 0, answer.err
     lines = [line for line in answer.err.splitlines() if "for this run" in line]
-    assert sum("for all 4 jobs of the sweep if they are alike" in line for line in lines) == 1
-    assert "for all 4 jobs" in lines[0]
+    assert sum("for all 2 jobs of the sweep if they are alike" in line for line in lines) == 1
+    assert "for all 2 jobs" in lines[0]
