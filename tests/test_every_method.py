@@ -18,7 +18,8 @@ PROGRAMS: dict[str, tuple[Program, tuple[str, ...]]] = {
     "vision": (SMALL, ("epochs=1",)),
     "language": (LANGUAGE, ("benchmark.iterations=[4,4]", "benchmark.checkpoints=[2]", "eval_sequences=2")),
     "dqn": (DQN, ("total_steps=80", "midpoint=60", "learning_starts=20", "eval.every=200", "eval.steps=10")),
-    "sac": (SAC, ("env_steps=40", "eval_every=20", "random_steps=10", "eval_episodes=1")),
+    # A method looks at 8,192 transitions at a boundary, in batches of this size.
+    "sac": (SAC, ("env_steps=40", "eval_every=20", "random_steps=10", "eval_episodes=1", "batch_size=256")),
 }
 # What a method needs beside itself, so that its run is one. All else that is not refused runs as it stands in conf.
 NEEDS = {
