@@ -153,7 +153,7 @@ def test_pages_fit_a_screen_by_day_and_a_phone_by_night(
             browser.command(url, tmp_path, dark, "--window-size=1400,1000"), stderr=subprocess.DEVNULL
         )
         try:
-            found = json.loads(answer.get(timeout=120))
+            found = json.loads(answer.get(timeout=300))
         finally:
             program.kill()
             program.wait()

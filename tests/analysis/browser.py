@@ -22,5 +22,5 @@ def command(url: str, profile: Path, *options: str) -> list[str]:
 
 def document(url: str, profile: Path) -> str:
     """The page as HTML, once it is loaded and its scripts have run."""
-    done = subprocess.run(command(url, profile, "--dump-dom"), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command(url, profile, "--dump-dom"), capture_output=True, text=True, check=True, timeout=300)
     return done.stdout

@@ -21,5 +21,6 @@ def test_a_panel_is_killed_twice_resumed_and_drawn(
     dry_run.main([panel])
     found = json.loads((runs / f"{panel}.json").read_text())
     assert found["ok"], found
-    assert 0 < found["boundary"] < found["seconds"]
+    assert found["boundary"] > 0  # by the clock, and those of the processor may be fewer
+    assert found["seconds"] > 0
     assert f"\n{panel},yes," in (tmp_path / "table.csv").read_text()

