@@ -271,7 +271,7 @@ def test_nothing_is_written_outside_of_the_search_unless_it_is_asked_for(tmp_pat
 
 SMALL = {
     "language": ("scale=smoke", "benchmark=permuted_text", "dataset=pydoc", "benchmark.tasks=2"),
-    "dqn": ("experiment=continual_cartpole", "scale=smoke"),
+    "dqn": ("experiment=continual_cartpole", "scale=smoke", "benchmark.tasks=2"),
 }
 
 
