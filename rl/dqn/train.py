@@ -118,8 +118,9 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
             restart(task, learner)
         if task.empties_replay:
             learner.replay.forget()
-    if index > 0 and (task.benchmark is not None or task.empties_replay):
+    if index == 0 or task.benchmark is not None or task.empties_replay:
         begin_episodes(task, learner)
+    learner.clear_sums()
 
 
 def begin_episodes(task: Task, learner: Learner) -> None:
@@ -160,24 +161,27 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 
 
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """Make a decision in every environment, and the updates that are due while the environments step.
+    """Make one decision in every environment, and the updates that are due while the environments step.
+
+    The updates learn from earlier transitions; none is due before more than `learning_starts` decisions.
+
+    Args:
+        task: the task of the run.
+        learner: the learner; its `step` and `phase_step` grow by the number of environments.
+        acts: whether the method acts within this phase, see `train_step`.
 
     Returns:
         The loss of the last update, a scalar on the device; None if there was no update.
     """
-    config, env, loss = task.config, learner.env, None
-    if learner.step == 0:
-        learner.replay.start(torch.arange(env.envs), env.begin())
+    config, loss = task.config, None
     actions = choose_actions(task, learner, acts)
-    env.send(actions)
-    learns = learner.decisions(task) > config.learning_starts
+    learner.env.send(actions)
+    if learner.decisions(task) > config.learning_starts:
+        loss = learn(task, learner, acts)
+    stepped = learner.env.recv()
     learner.step += config.num_envs
     learner.phase_step += config.num_envs
-    if learns:
-        loss = learn(task, learner, acts)
-        if crossed(learner.step, config.num_envs, config.target_every):
-            learner.target.load_state_dict(learner.q.state_dict())
-    remember(task, learner, actions, env.recv())
+    remember(task, learner, actions, stepped)
     return loss
 
 
@@ -209,22 +213,23 @@ def exploration_rate(task: Task, learner: Learner) -> float:
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
-    """Make the updates that fall due between the step before the last decisions and `learner.step`.
+    """Make the updates due for the decisions just taken, which `learner.step` does not count yet.
 
-    The caller asks whether learning has begun, and moves the target network.
+    If a copy of the network to the target is due with these decisions, it comes after the updates.
 
     Returns:
-        The loss of the last update; None if none is due.
+        The loss of the last update, a scalar on the device; None if no update is due.
     """
     config, loss = task.config, None
-    before = learner.step - config.num_envs
-    due = int(learner.step * config.updates_per_step) - int(before * config.updates_per_step)
-    if due == 0:
-        return None
-    size = config.batch_size
-    transitions = to_device(task, learner.replay.sample(due * size, learner.sampling))
-    for batch in zip(*(column.split(size) for column in transitions), strict=True):
-        loss = train_step(task, learner, Batch(*batch), acts)
+    after = learner.step + config.num_envs
+    due = int(after * config.updates_per_step) - int(learner.step * config.updates_per_step)
+    if due > 0:
+        size = config.batch_size
+        transitions = to_device(task, learner.replay.sample(due * size, learner.sampling))
+        for batch in zip(*(column.split(size) for column in transitions), strict=True):
+            loss = train_step(task, learner, Batch(*batch), acts)
+    if crossed(after, config.num_envs, config.target_every):
+        learner.target.load_state_dict(learner.q.state_dict())
     return loss
 
 
