@@ -111,36 +111,30 @@ def mean(losses: Mapping[str, float]) -> float:
 
 
 class BoundaryMeasurement:
-    """Measures the network before a method acts, when it is called first, and after it, when it is called again.
-
-    `val_loss` is the loss of the phase that begins, `previous_loss` that of the phase before, `earlier_loss` the mean
-    over all earlier tasks that are not trained now.
-
-    The second call adds "kl" to `change`: how far the method moved the function. It is the mean KL divergence, in nats,
-    of the next token's distribution before from that after, on held-out tokens of the phase before (if a trigger fired,
-    of the phase itself).
+    """Measures the network around an act of the method. Create it before the act, as it copies the weights.
 
     Args:
         task: the task of the run.
         learner: the learner, at a boundary or when a trigger has fired.
         firing: whether a trigger has fired.
-
-    Attributes:
-        change: numbers that belong to the action as a whole.
     """
 
     def __init__(self, task: Task, learner: Learner, firing: bool = False) -> None:
         self.task, self.learner, self.firing = task, learner, firing
-        self.trained_phase = learner.phase if firing else max(learner.phase - 1, 0)
-        self.weights_before: dict[str, Tensor] | None = None
-        self.change: dict[str, float] = {}
-        if not firing and not task.benchmark.new_tasks:
-            self.change["start_iteration"] = learner.start_iteration
+        self.measures_losses = task.config.metrics not in ("off", "weights")
+        self.weights_before: dict[str, Tensor] = {}
+        if self.measures_losses:
+            self.weights_before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
 
-    def __call__(self) -> dict[str, float]:
-        """Return losses of the network as it is now, by name."""
+    def losses(self) -> dict[str, float]:
+        """Return `val_loss`, `previous_loss` and `earlier_loss` of the network as it is now.
+
+        `val_loss` is the loss of the phase that begins, or if a trigger fired of the present phase. At a boundary after
+        the first task, `previous_loss` is the loss of the phase before, and `earlier_loss` is the mean over all earlier
+        tasks that are not trained now, if there are such tasks. The result is empty where `metrics` asks for no losses.
+        """
         task, learner = self.task, self.learner
-        if task.config.metrics in ("off", "weights"):
+        if not self.measures_losses:
             return {}
         numbers = {key.replace("/", "_"): value for key, value in evaluate(task, learner).items()}
         if not self.firing and learner.phase > task.first_phase:
@@ -149,10 +143,22 @@ class BoundaryMeasurement:
             numbers["previous_loss"] = weighted_loss(task, learner.phase - 1, losses)
             if earlier:
                 numbers["earlier_loss"] = mean({name: losses[name] for name in earlier})
-        if self.weights_before is None:  # the first call
-            self.weights_before = {name: p.detach().clone() for name, p in learner.model.named_parameters()}
-        else:
-            self.change["kl"] = divergence(task, learner, self.weights_before, task.held_out(self.trained_phase))
+        return numbers
+
+    def change(self) -> dict[str, float]:
+        """Return `kl`, how far the act moved the function, and for a pair of corpora `start_iteration`.
+
+        `kl` is the mean KL divergence, in nats, of the next token's distribution before the act from that after it, on
+        held-out tokens of the phase before (if a trigger fired, of the present phase). It is left out where `metrics`
+        asks for no losses. `start_iteration` is the iteration of phase 0 from whose weights phase 1 starts.
+        """
+        task, learner = self.task, self.learner
+        numbers: dict[str, float] = {}
+        if not self.firing and not task.benchmark.new_tasks:
+            numbers["start_iteration"] = learner.start_iteration
+        if self.measures_losses:
+            trained_phase = learner.phase if self.firing else max(learner.phase - 1, 0)
+            numbers["kl"] = divergence(task, learner, self.weights_before, task.held_out(trained_phase))
         return numbers
 
 

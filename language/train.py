@@ -168,16 +168,16 @@ def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = N
 
     If the trigger fired, the optimizer goes on with the state that the method leaves it.
     """
-    measure = BoundaryMeasurement(task, learner, firing=firing is not None)
+    measurement = BoundaryMeasurement(task, learner, firing=firing is not None)
     act_at_boundary(
         task,
         learner,
         make_context(task, learner, "firing" if firing else "boundary"),
         run,
-        measure=measure,
+        measure=measurement.losses,
+        measure_change=measurement.change,
         level=task.config.metrics,
         afterwards=lambda: task.group.broadcast_(list(learner.model.parameters())),
-        extra_numbers=measure.change,
         firing=firing,
     )
 

@@ -56,7 +56,7 @@ def act_at_boundary(
     measure: Callable[[], dict[str, float]],
     level: str = "cheap",
     afterwards: Callable[[], None] | None = None,
-    extra_numbers: dict[str, float] | None = None,
+    measure_change: Callable[[], dict[str, float]] | None = None,
     firing: Firing | None = None,
 ) -> None:
     """Let the learner's method act on its networks, in place, and log a row of what it did.
@@ -77,8 +77,8 @@ def act_at_boundary(
             rank too).
         afterwards: called after the act and before the second measurement, to bring the networks into the state that
             training goes on from.
-        extra_numbers: further numbers for the row, by their names without the prefix. `afterwards` and `measure` may
-            still add to the dict while the method acts.
+        measure_change: returns numbers of the act as a whole, by their names without the prefix; called once, after the
+            second measurement.
         firing: the trigger's firing, if the method does not act for a boundary.
 
     Raises:
@@ -101,13 +101,14 @@ def act_at_boundary(
     if afterwards is not None:
         afterwards()
     numbers_after = measure()
+    change = {} if measure_change is None else measure_change()
     has_new_parameters = [id(p) for p in parameters_before] != [id(p) for p in net.parameters()]
     matrices_after = find_matrices(net) if has_new_parameters else matrices
     weights_after = {key: module.state_dict() for key, module in net.modules.items()}
     numbers = _weight_changes(report, (matrices, weights_before), (matrices_after, weights_after), level)
     numbers |= {f"{key}_before": value for key, value in numbers_before.items()}
     numbers |= {f"{key}_after": value for key, value in numbers_after.items()}
-    numbers |= {**report.numbers, **(extra_numbers or {}), **(firing.numbers if firing else {})}
+    numbers |= {**report.numbers, **change, **(firing.numbers if firing else {})}
     kind = "boundary" if firing is None else "firing"
     row = {
         "kind": kind,

@@ -163,7 +163,7 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     """Make one decision in every environment, and the updates that are due while the environments step.
 
-    The updates learn from earlier transitions; none is due before more than `learning_starts` decisions.
+    The updates learn from earlier transitions; none is due until more than `learning_starts` decisions have been made.
 
     Args:
         task: the task of the run.
