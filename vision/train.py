@@ -92,6 +92,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     learner.step += 1
                     loop.advance()
 
+                    ended = learner.step == end
                     if learner.phase_step % phase.steps_per_epoch(config.batch_size) == 0:
                         loop.read_clock()
                         with loop.evaluation():
@@ -104,7 +105,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                     if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
                         with loop.evaluation():
                             act(task, learner, run, firing)
-                    loop.end_step(write_checkpoint, ended=learner.step == end)
+                    loop.end_step(write_checkpoint, ended)
     return learner.summary()
 
 

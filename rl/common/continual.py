@@ -219,8 +219,10 @@ class Returns:
         self.total += math.fsum(returns)
         self.count += len(returns)
 
-    def row(self, length: int, ended: bool) -> dict[str, float]:
-        """Return the numbers for a row of the log. Only complete episodes count.
+    def log_row(self, length: int, ended: bool) -> dict[str, float]:
+        """Return the numbers for a row of the log, and at the end of a task store its score.
+
+        Call it once a row; only complete episodes count.
 
         Args:
             length: steps of the task.

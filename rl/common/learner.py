@@ -104,7 +104,7 @@ def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
         row["train/return"] = float(np.mean(learner.returns))
     if task.benchmark is not None:
         phase = task.phases[learner.phase]
-        row |= learner.task_returns.row(phase.end - phase.start, learner.step >= phase.end)
+        row |= learner.task_returns.log_row(phase.end - phase.start, learner.step >= phase.end)
     return row
 
 

@@ -79,8 +79,8 @@ def test_a_task_s_return_is_that_of_its_last_quarter() -> None:
     returns.add(75, [3.0])
     returns.add(76, [5.0])
     returns.add(100, [8.0])
-    assert returns.row(100, ended=False) == {"online/return": 17 / 4}
-    assert returns.row(100, ended=True) == {"online/return": 17 / 4, "task/return": 6.5, "task/episodes": 2}
+    assert returns.log_row(100, ended=False) == {"online/return": 17 / 4}
+    assert returns.log_row(100, ended=True) == {"online/return": 17 / 4, "task/return": 6.5, "task/episodes": 2}
     loaded = Returns()
     loaded.load_state_dict(returns.state_dict())
     assert loaded == returns
@@ -89,13 +89,13 @@ def test_a_task_s_return_is_that_of_its_last_quarter() -> None:
 def test_a_return_is_that_of_whole_episodes(caplog: pytest.LogCaptureFixture) -> None:
     """Of a task whose last quarter saw no end, the last episode's; of one without an end none, and a line says so."""
     returns = Returns()
-    assert returns.row(100, ended=False) == {}
+    assert returns.log_row(100, ended=False) == {}
     returns.add(10, [1.0])
     returns.add(60, [4.0])
-    assert returns.row(100, ended=True) == {"online/return": 2.5, "task/return": 4.0, "task/episodes": 0}
+    assert returns.log_row(100, ended=True) == {"online/return": 2.5, "task/return": 4.0, "task/episodes": 0}
     assert caplog.text == ""
     returns.begin_task()
-    assert returns.row(100, ended=True) == {"online/return": 2.5, "task/episodes": 0}
+    assert returns.log_row(100, ended=True) == {"online/return": 2.5, "task/episodes": 0}
     assert "no task/return: no episode ended within the task's 100 steps" in caplog.text
     assert returns.summary() == {"task/return": 4.0}
     assert Returns().summary() == {}
