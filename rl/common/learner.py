@@ -102,7 +102,7 @@ def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
     }
     if learner.returns:
         row["train/return"] = float(np.mean(learner.returns))
-    if task.benchmark is not None:
+    if task.is_stream:
         phase = task.phases[learner.phase]
         row |= learner.task_returns.log_row(phase.end - phase.start, learner.step >= phase.end)
     return row

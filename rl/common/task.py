@@ -57,9 +57,14 @@ class AgentTask:
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "return")
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the run is a stream of tasks; if not, it has two phases in one environment."""
+        return self.benchmark is not None
+
+    @property
     def headline(self) -> str:
         """Name of the number in the summary that is shown and returned."""
-        return "eval/return" if self.benchmark is None else "task/return"
+        return "task/return" if self.is_stream else "eval/return"
 
     @property
     def guessed(self) -> float | None:
@@ -69,7 +74,7 @@ class AgentTask:
     @property
     def scores(self) -> tuple[str, ...]:
         """Numbers of the row that ends a phase by which a search may choose, the usual one first."""
-        stream = ("task/return", "online/return") if self.benchmark is not None else ()
+        stream = ("task/return", "online/return") if self.is_stream else ()
         return (*stream, "eval/return", "train/return")
 
     @property
@@ -97,12 +102,12 @@ class AgentTask:
         tasks of a stream, a method may act from the start.
         """
         shared = self.trigger is None and not self.method_acts_in(0)
-        metrics = ("metrics",) if self.benchmark is None else ()  # a stream's first task has them in its rows
+        metrics = () if self.is_stream else ("metrics",)  # a stream's first task has them in its rows
         return without(self.identity(), ("method", "boundary", "trigger", *metrics)) if shared else None
 
     def method_acts_in(self, index: int) -> bool:
         """Return whether the method's hooks are called within phase `index`; in the first half no method's are."""
-        return self.method.acts_within_phases and (index > 0 or self.benchmark is not None)
+        return self.method.acts_within_phases and (index > 0 or self.is_stream)
 
     def method_optimizes(self, index: int) -> bool:
         """Return whether the method may choose the optimizer of phase `index`.

@@ -93,7 +93,7 @@ class Learner(AgentLearner):
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the replay must be loaded."""
         super().load_state_dict(task, state)
-        if task.benchmark is not None:
+        if task.is_stream:
             self.begin_task()
         if self.step < task.total_steps and not self.env.load_state_dict(state["env"]):
             log.warning("this version of the emulator does not repeat its episodes: new ones begin")

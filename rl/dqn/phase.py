@@ -45,7 +45,7 @@ def make_row(task: Task, learner: Learner, with_evaluation: bool) -> dict[str, A
     row |= {"env_steps": learner.step, "train/episodes": len(learner.returns)}
     if learner.counted:
         row |= {name: total / learner.counted for name, total in zip(NAMES, learner.sums.tolist(), strict=True)}
-    if task.benchmark is not None and task.config.metrics != "off" and learner.updates:
+    if task.is_stream and task.config.metrics != "off" and learner.updates:
         row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     if with_evaluation:
         row |= evaluate(task, learner, learner.phase)
@@ -87,7 +87,7 @@ def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
     net = learner.net
     loss = functools.partial(probe_loss, net, *probe_batch(task, learner, learner.replay.sample(PROBE, generator)))
     numbers = plasticity(net, loss, task.config.metrics)
-    if task_ended and task.benchmark is not None and task.config.metrics != "off":
+    if task_ended and task.is_stream and task.config.metrics != "off":
         evaluated = evaluate(task, learner, learner.phase - 1)
         if "eval/return" in evaluated:
             numbers["previous_return"] = evaluated["eval/return"]

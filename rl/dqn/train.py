@@ -118,14 +118,14 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
             restart(task, learner)
         if task.empties_replay:
             learner.replay.forget()
-    if index == 0 or task.benchmark is not None or task.empties_replay:
+    if index == 0 or task.is_stream or task.empties_replay:
         begin_episodes(task, learner)
     learner.clear_sums()
 
 
 def begin_episodes(task: Task, learner: Learner) -> None:
     """Begin new episodes, in a stream those of the next task."""
-    if task.benchmark is not None:
+    if task.is_stream:
         learner.begin_task()
         learner.task_returns.begin_task()
     learner.replay.start(torch.arange(learner.env.envs), learner.env.begin())
@@ -281,7 +281,7 @@ def remember(task: Task, learner: Learner, actions: Tensor, stepped: Step) -> No
     if len(stepped.ended):
         learner.replay.start(stepped.ended, stepped.first)
         learner.returns += stepped.returns
-        if task.benchmark is not None:
+        if task.is_stream:
             learner.task_returns.add(learner.phase_step, stepped.returns)
 
 

@@ -113,7 +113,7 @@ class Learner(AgentLearner):
 
     def load_state_dict(self, task: Task, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned; the replay must have been loaded before."""
-        if task.tasks is not None:
+        if task.is_stream:
             self.workers.choose(state["phase"])
         super().load_state_dict(task, state)
 

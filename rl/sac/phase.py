@@ -63,7 +63,7 @@ def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     }
     if learner.counted:
         row |= zip(NAMES, (learner.sums / learner.counted).tolist(), strict=True)
-        if task.tasks is not None and task.config.metrics != "off":
+        if task.is_stream and task.config.metrics != "off":
             row |= {f"plasticity/{key}": value for key, value in diagnose(task, learner).items()}
     learner.clear_sums()
     return row
@@ -162,7 +162,7 @@ def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
     inputs, targets = probe_batch(task, learner, sample(learner, PROBE, generator), generator)
     loss = functools.partial(probe_loss, task, learner, inputs, targets)
     numbers = plasticity(learner.net, loss, task.config.metrics)
-    if task_ended and task.tasks is not None and task.config.metrics != "off":
+    if task_ended and task.is_stream and task.config.metrics != "off":
         numbers["previous_return"] = evaluate(task, learner, learner.phase - 1)["eval/return"]
     return numbers
 

@@ -122,7 +122,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
             learner.replay.forget()
         if config.boundary.statistics == "new":
             learner.statistics = Statistics(task.observations)
-    if index > 0 and task.tasks is not None:
+    if index > 0 and task.is_stream:
         begin_episodes(learner)
     learner.clear_sums()
 
@@ -305,7 +305,7 @@ def remember(task: Task, learner: Learner, actions: np.ndarray, stepped: list[St
     )
     returns = [step.ended_episode[0] for step in stepped if step.ended_episode is not None]
     learner.returns += returns
-    if task.tasks is not None:
+    if task.is_stream:
         learner.task_returns.add(learner.phase_step, returns)
 
 
