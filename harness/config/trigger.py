@@ -56,8 +56,8 @@ def check_trigger(
         net: the networks; their weights do not matter.
         name: name of the method.
         metrics: names of the numbers that the trainer passes to the trigger at each step.
-        after: number of optimizer steps before the first one at which the trigger may fire.
-        total_steps: number of optimizer steps of the run.
+        after: steps (of agents decisions) before the first one at which the trigger may fire.
+        total_steps: steps of the run, in the same unit.
         restarts: whether the trainer itself re-initializes networks when the trigger fires.
 
     Raises:

@@ -32,11 +32,11 @@ def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = No
 
 
 def ask(learner: LearnerBase, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
-    """Ask the learner's trigger after an optimizer step.
+    """Ask the learner's trigger after a step.
 
     Args:
         learner: has the trigger, or None in its place.
-        step: optimizer steps made in the run.
+        step: steps made in the run, in the unit of `learner.step`.
         metrics: the numbers of this step that the task's `METRICS` names.
 
     Returns:

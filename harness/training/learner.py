@@ -30,7 +30,7 @@ class LearnerBase:
         trigger: decides after which steps the method acts; None: it acts at boundaries, or never.
         optimizers: the optimizers of the current phase by name; empty before the first phase begins.
         phase: number of the current phase, from 0.
-        phase_step: optimizer steps made in this phase.
+        phase_step: steps made in this phase, in the unit of `step`.
         step: steps made in the run, in the unit in which rows count `step`.
         seconds: training time of all processes that have worked on the run.
         row: the newest row; it is logged once the method has acted after it.
