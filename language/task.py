@@ -165,9 +165,9 @@ class Task:
         if isinstance(self.trigger, Plateau) and self.group.size > 1:
             raise ConfigError(f"trigger={name} adds up losses, of which each process has its own: use one process")
 
-    def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """Return the weights, alike on all ranks, of a network built as at the start but from a seed of this moment."""
-        with seeding.seeded(self.config.seed, "init", *moment):
+    def new_networks(self, *seed_names: object) -> dict[str, Weights]:
+        """Return the weights, alike on all ranks, of a network built as at the start but from a seed of these names."""
+        with seeding.seeded(self.config.seed, "init", *seed_names):
             model = build_model(self.config, self.vocab_size).to(self.device)
         self.group.broadcast_(list(model.parameters()))
         return {"model": model.state_dict()}

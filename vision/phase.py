@@ -13,7 +13,7 @@ from torch import Tensor
 from fire_core.methods import Context
 from harness.run.folder import Run
 from harness.training import seeding
-from harness.training.boundary import At, moment_of
+from harness.training.boundary import At, seed_of_new_networks
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
 from vision.data.augment import crop_and_flip
@@ -234,7 +234,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
     Args:
         task: the task of the run.
         learner: the learner.
-        at: the kind of moment.
+        at: when the method acts.
         step_loss: around a step, the task's loss of the step.
     """
     seed_names = ("firing", learner.step) if at == "firing" else ("method", learner.phase, learner.phase_step)
@@ -255,5 +255,5 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         if len(task.phases[learner.phase].test)
         else None,
         step_loss=step_loss,
-        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
+        new_networks=functools.partial(task.new_networks, *seed_of_new_networks(learner, at)),
     )

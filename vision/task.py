@@ -193,9 +193,9 @@ class Task:
         if config.optimizer["name"] not in ("adam", "adamw"):
             raise ConfigError(f"cuda_graph=true needs optimizer=adam or adamw, got {config.optimizer['name']}")
 
-    def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """Return the weights of a network that is built as at the start of the run, but from a seed of this moment."""
-        with seeding.seeded(self.config.seed, "init", *moment):
+    def new_networks(self, *seed_names: object) -> dict[str, Weights]:
+        """Return the weights of a network that is built as at the start of the run, but from a seed of these names."""
+        with seeding.seeded(self.config.seed, "init", *seed_names):
             return {"model": build_model(self.config, self.data).state_dict()}
 
     def check_schedule(self) -> None:

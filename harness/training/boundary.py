@@ -26,8 +26,8 @@ from harness.training.measure import (
 At = Literal["boundary", "firing", "row", "step"]
 
 
-def moment_of(learner: LearnerBase, at: At) -> tuple[str, int]:
-    """Return the words from which the seed of newly built networks is derived.
+def seed_of_new_networks(learner: LearnerBase, at: At) -> tuple[str, int]:
+    """Return the names from which the seed of newly built networks is derived.
 
     They are ("phase", number of the phase that begins), or ("firing", step) where a trigger fired. A network that is
     built twice for one phase is the same, and one that is built for another phase is not.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fire_core.methods import Context, Net
 from harness.training import seeding
-from harness.training.boundary import At, moment_of
+from harness.training.boundary import At, seed_of_new_networks
 from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
 from rl.common.learner import start_row
@@ -153,5 +153,5 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         loss=functools.partial(probe_loss, learner.net),
         optimizers=learner.optimizer_parts if gets_optimizer else [],
         step_loss=step_loss,
-        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
+        new_networks=functools.partial(task.new_networks, *seed_of_new_networks(learner, at)),
     )

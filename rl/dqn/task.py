@@ -175,9 +175,9 @@ class Task(AgentTask):
         """Steps before the first step with updates, which is the first that the trigger is asked about."""
         return (self.config.learning_starts // self.config.num_envs + 1) * self.config.num_envs
 
-    def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """Return the weights of a Q-network built as at the start of the run, but from a seed of this moment."""
-        with seeding.seeded(self.config.seed, "init", *moment):
+    def new_networks(self, *seed_names: object) -> dict[str, Weights]:
+        """Return the weights of a Q-network built as at the start of the run, but from a seed of these names."""
+        with seeding.seeded(self.config.seed, "init", *seed_names):
             return {"q": build_network(self.config, self.emulator).state_dict()}
 
     def new_replay(self) -> FrameReplay:

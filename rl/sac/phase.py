@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from fire_core.methods import Context
 from harness.training import seeding
-from harness.training.boundary import At, moment_of
+from harness.training.boundary import At, seed_of_new_networks
 from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
 from rl.common.learner import start_row
@@ -91,7 +91,7 @@ def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None 
         loss=functools.partial(probe_loss, task, learner),
         optimizers=learner.optimizer_parts if gets_optimizers else [],
         step_loss=step_loss,
-        new_networks=functools.partial(task.new_networks, *moment_of(learner, at)),
+        new_networks=functools.partial(task.new_networks, *seed_of_new_networks(learner, at)),
     )
 
 

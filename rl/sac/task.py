@@ -142,9 +142,9 @@ class Task(AgentTask):
         task.check_method(Net(modules, {}, "sac"), network)
         return task
 
-    def new_networks(self, *moment: object) -> dict[str, Weights]:
-        """Return the weights of actor and critics built as at the start of the run, but from a seed of this moment."""
-        with seeding.seeded(self.config.seed, "init", *moment):
+    def new_networks(self, *seed_names: object) -> dict[str, Weights]:
+        """Return the weights of actor and critics built as at the start of the run, but from a seed of these names."""
+        with seeding.seeded(self.config.seed, "init", *seed_names):
             modules = build_modules(self.networks, self.control, self.observations, self.actions)
         return {name: module.state_dict() for name, module in modules.items()}
 
