@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.methods import Net
+from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.learner import LearnerBase
-from harness.training.measure import Meter
+from harness.training.measure import Meter, check_finite
 from language.model import GPT, NextTokenLoss
 from language.task import Task
 
@@ -75,6 +76,20 @@ class Learner(LearnerBase):
     def clear_sums(self) -> None:
         """Set the sums to zero for the next row."""
         self.loss_sum, self.seen = torch.zeros_like(self.loss_sum), 0
+
+    def save(self, task: Task, run: Run | None) -> None:
+        """Write a checkpoint with the sums of all processes; all ranks call it, and the one that has `run` writes.
+
+        Raises:
+            TrainingError: a loss or weight is not finite.
+        """
+        check_finite(self.step, self.loss_sum, *self.model.parameters())
+        rank_sums = torch.zeros(task.group.size, dtype=self.loss_sum.dtype, device=self.loss_sum.device)  # (ranks,)
+        rank_sums[task.group.rank] = self.loss_sum
+        task.group.sum_(rank_sums)  # exact, as the other ranks add 0 to each rank's own sum
+        sums_of_all = {"loss_sum": rank_sums.sum(), "seen": self.seen * task.group.size, "rank_sums": rank_sums}
+        if run is not None:
+            run.checkpoint(self.step, self.state_dict() | sums_of_all)
 
     @property
     def model(self) -> GPT:

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fire_core.methods import Context
-from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At, seed_of_new_networks
 from harness.training.measure import check_finite
@@ -21,17 +20,6 @@ from language.task import Task, batch_at
 EARLIER = 16  # largest number of earlier tasks that are evaluated
 LOGIT = 25  # bytes that `divergence` needs for each logit: logits and logarithms of two networks, and their products
 ROOM = 3 * 2**29  # bytes that a batch of `divergence` may need, unless a single sequence needs more
-
-
-def save(task: Task, learner: Learner, run: Run | None) -> None:
-    """Write a checkpoint with the sums of all processes; raise an error instead if a loss or weight is not finite."""
-    check_finite(learner.step, learner.loss_sum, *learner.model.parameters())
-    rank_sums = torch.zeros(task.group.size, dtype=learner.loss_sum.dtype, device=learner.loss_sum.device)  # (ranks,)
-    rank_sums[task.group.rank] = learner.loss_sum
-    task.group.sum_(rank_sums)  # exact, as the other ranks add 0 to each rank's own sum
-    sums_of_all = {"loss_sum": rank_sums.sum(), "seen": learner.seen * task.group.size, "rank_sums": rank_sums}
-    if run is not None:
-        run.checkpoint(learner.step, learner.state_dict() | sums_of_all)
 
 
 def pass_probe(task: Task, learner: Learner) -> None:

@@ -37,7 +37,6 @@ from language.phase import (
     make_context,
     make_row,
     pass_probe,
-    save,
 )
 from language.process_group import leave
 from language.task import Task, micro_batches, open_data
@@ -95,7 +94,7 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
     start(task, learner, None if config.compile == "off" else pass_probe)
     start_weights = "" if task.benchmark.new_tasks else f" from {task.start}"
     title = f"{config.method['name']}{start_weights} seed {config.seed}"
-    write_checkpoint = functools.partial(save, task, learner, run)
+    write_checkpoint = functools.partial(learner.save, task, run)
     show_progress = config.progress and group.rank == 0
     with Loop(learner, run, task.total_steps, title, show_progress, group.maximum) as loop:
         for index in range(learner.phase, stop or len(task.phases)):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Net
+from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.learner import LearnerBase
-from harness.training.measure import Meter
+from harness.training.measure import Meter, check_finite
 from vision.task import Task
 
 
@@ -54,6 +55,15 @@ class Learner(LearnerBase):
         self.loss_sum.zero_()
         self.correct.zero_()
         self.seen = 0
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint.
+
+        Raises:
+            TrainingError: a loss or weight is not finite.
+        """
+        check_finite(self.step, self.loss_sum, *self.model.state_dict().values())
+        run.checkpoint(self.step, self.state_dict())
 
     @property
     def model(self) -> nn.Module:

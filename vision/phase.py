@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context
-from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import At, seed_of_new_networks
 from harness.training.measure import check_finite
@@ -37,12 +36,6 @@ def no_denormals() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(flushed_before)
-
-
-def save(learner: Learner, run: Run) -> None:
-    """Write a checkpoint; raise an error instead if a loss or weight is not finite."""
-    check_finite(learner.step, learner.loss_sum, *learner.model.state_dict().values())
-    run.checkpoint(learner.step, learner.state_dict())
 
 
 def measure(task: Task, learner: Learner) -> dict[str, float]:

@@ -35,7 +35,6 @@ from vision.phase import (
     measure,
     no_denormals,
     pass_probe,
-    save,
 )
 from vision.task import Task, compiled, open_data
 from vision.trained import load
@@ -71,7 +70,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
             learner.load_state_dict(task, state)
     start(task, learner, None if config.compile == "off" else pass_probe)
     title = f"{config.method['name']} seed {config.seed}"
-    write_checkpoint = functools.partial(save, learner, run)
+    write_checkpoint = functools.partial(learner.save, run)
     with Loop(learner, run, task.total_steps, title, config.progress) as loop, no_denormals():
         for index in range(learner.phase, stop or len(task.phases)):
             if index > learner.phase or not learner.optimizers:

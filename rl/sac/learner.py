@@ -16,7 +16,7 @@ from rl.common.learner import AgentLearner
 from rl.sac.control import Statistics
 from rl.sac.networks import Actor, Temperature
 from rl.sac.task import Task
-from rl.sac.transitions import Transitions
+from rl.sac.transitions import Batch, Transitions
 from rl.sac.workers import Workers
 
 NAMES = ("train/critic_loss", "train/actor_loss", "train/entropy", "train/q")  # row columns, in the order of `sums`
@@ -116,6 +116,35 @@ class Learner(AgentLearner):
         if task.is_stream:
             self.workers.choose(state["phase"])
         super().load_state_dict(task, state)
+
+
+def normalise(task: Task, learner: Learner, batch: Batch) -> Batch:
+    """Return transitions (..., B) with observations normalised by the present statistics."""
+    statistics = learner.statistics.tensors(task.device)
+    return batch._replace(
+        observation=normalised(batch.observation, statistics),
+        next_observation=normalised(batch.next_observation, statistics),
+    )
+
+
+@torch.no_grad()
+def q_targets(task: Task, learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
+    """Return what the critics learn: r + gamma (min Q_target(s', a') - alpha log p(a'|s')), or r where s' is terminal.
+
+    Args:
+        task: the task of the run.
+        learner: the training state; nothing in it changes.
+        batch: B transitions with normalised observations.
+        noise: (B, a), with which the policy draws a'.
+
+    Returns:
+        The targets, (B,).
+    """
+    next_action, next_log_p = learner.actor.sample(batch.next_observation, noise)  # (B, a), (B,)
+    next_values = [target(batch.next_observation, next_action) for target in learner.target_critics]  # (B,) each
+    next_value = torch.stack(next_values).amin(0) - learner.temperature() * next_log_p  # (B,)
+    targets: Tensor = batch.reward + task.gamma * (1 - batch.terminated) * next_value
+    return targets
 
 
 def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> AdamW:

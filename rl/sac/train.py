@@ -1,8 +1,9 @@
 """Soft actor-critic on streams and on humanoids (the paper's figure 4b): `python -m rl.sac method=base,fire -m`.
 
-A stream of tasks, or two halves of one; a method acts between them, and may act within them. Read from `main`
-down: the algorithm of Haarnoja et al. (arXiv 1812.05905) is `choose_actions`, `learn` and `train_step` (target, losses,
-steps). Networks are in `rl.sac.networks`, environments in `rl.sac.control`, the replay in `rl.sac.transitions`.
+A run has a stream of tasks, or two phases in one environment; a method acts between them, and may act within them. Read
+the file from `main` down: the algorithm of Haarnoja et al. (arXiv 1812.05905) is in `choose_actions`, `learn` and
+`train_step` (losses and steps; the critics' target is `rl.sac.learner.q_targets`). The networks are in
+`rl.sac.networks`, the environments in `rl.sac.control`, the replay in `rl.sac.transitions`.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
-from rl.sac.learner import Learner, normalised
+from rl.sac.learner import Learner, normalise, q_targets
 from rl.sac.networks import Temperature
 from rl.sac.phase import make_context, make_row, measure, pass_probe, policy
 from rl.sac.task import Task
@@ -213,12 +214,7 @@ def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
         The critics' loss of the last one.
     """
     count, size = task.config.updates, task.config.batch_size
-    transitions = learner.replay.sample(count, size, learner.generator)  # (count, B, ...)
-    statistics = learner.statistics.tensors(task.device)
-    transitions = transitions._replace(
-        observation=normalised(transitions.observation, statistics),
-        next_observation=normalised(transitions.next_observation, statistics),
-    )
+    transitions = normalise(task, learner, learner.replay.sample(count, size, learner.generator))  # (count, B, ...)
     for i in range(count):
         loss = train_step(task, learner, batch_at(transitions, i), acts)
     return loss
@@ -245,19 +241,13 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
     temperature = learner.temperature()
     alpha = temperature.detach()
 
-    # What the critics learn: r + gamma (min Q_target(s', a') - alpha log p(a'|s')), where the episode has not ended.
-    with torch.no_grad():
-        next_action, next_log_p = actor.sample(batch.next_observation, noise[0])  # (B, a), (B,)
-        next_values = [target(batch.next_observation, next_action) for target in learner.target_critics]  # (B,) each
-        next_value = torch.stack(next_values).amin(0) - alpha * next_log_p  # (B,)
-        target_value = batch.reward + task.gamma * (1 - batch.terminated) * next_value  # (B,)
-
+    targets = q_targets(task, learner, batch, noise[0])  # r + gamma (min Q_target(s', a') - alpha log p(a'|s')), (B,)
     action, log_p = actor.sample(batch.observation, noise[1])  # (B, a), (B,)
     action_values = [critic(batch.observation, action) for critic in critics]  # (B,) each
     actor_loss = (alpha * log_p - torch.stack(action_values).amin(0)).mean()
 
     values = torch.stack([critic(batch.observation, batch.action) for critic in critics])  # (critics, B)
-    critic_loss: Tensor = (values - target_value).square().mean(1).sum()
+    critic_loss: Tensor = (values - targets).square().mean(1).sum()
 
     entropy = -log_p.detach().mean()
     temperature_loss = temperature * (entropy - task.config.target_entropy * task.actions)
