@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fire_core.methods import Context
+from fire_core.triggers import Firing
 from harness.training import seeding
 from harness.training.boundary import At, seed_of_new_networks
+from harness.training.firing import ask
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.task import Task, batch_at
@@ -260,6 +262,11 @@ def loss_of(task: Task, learner: Learner, inputs: Tensor, targets: Tensor) -> Te
     with task.autocast():
         loss: Tensor = learner.model(inputs, targets)[1]
     return loss
+
+
+def ask_trigger(task: Task, learner: Learner, loss: Tensor) -> Firing | None:
+    """Ask the run's trigger after a step; None if it does not fire, or is not asked in this phase."""
+    return ask(learner, loss=loss) if task.asks_in(learner.phase) else None
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:

@@ -28,12 +28,13 @@ from harness.run.execute import Program, execute
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary
-from harness.training.firing import ask, start
+from harness.training.firing import start
 from harness.training.loop import Loop
 from harness.training.measure import check_finite
 from language.learner import Learner
 from language.phase import (
     BoundaryMeasurement,
+    ask_trigger,
     make_context,
     make_row,
     pass_probe,
@@ -121,7 +122,7 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
                         if run is not None:
                             run.log(learner.row)
                         loop.show(phase=index, loss=learner.row["train/loss"], val=learner.row["val/loss"])
-                    if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
+                    if firing := ask_trigger(task, learner, loss):
                         with loop.evaluation():
                             act(task, learner, run, firing)
                     if index == 0 and not task.benchmark.new_tasks:

@@ -33,18 +33,24 @@ OF_AGENTS = {
 
 
 LOOP = (
+    "start(task, learner, ",
+    "write_checkpoint = functools.partial(learner.save, ",
+    "Loop(learner, run, task.total_steps, title, ",
     "for index in range(learner.phase, stop or len(task.phases)):",
     "not learner.optimizers:",
     "begin_phase(task, learner, index, run)",
     "task.method_acts_in(index), task.phase_end(index)",
     "learner.method.watch(learner.net)",
     "loop.advance(",
+    "ended = learner.step ",
     "loop.read_clock()",
     "learner.row = make_row(",
     "act_after_row(learner, make_context(",
     "run.log(learner.row)",
+    "if firing := ask_trigger(task, learner, loss):",
     "act(task, learner, run, firing)",
-    "loop.end_step(write_checkpoint, ",
+    "loop.end_step(write_checkpoint, ended)",
+    "return learner.summary()",
 )
 STEP = (
     "backward(",

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Context
+from fire_core.triggers import Firing
 from harness.training import seeding
 from harness.training.boundary import At, seed_of_new_networks
+from harness.training.firing import ask
 from harness.training.measure import check_finite
 from harness.training.plasticity import plasticity
 from vision.data.augment import crop_and_flip
@@ -219,6 +221,11 @@ def averages(row: dict[str, Any], previous_row: dict[str, Any], ended: bool) -> 
     elif task_end in previous_row:
         numbers[task_end] = previous_row[task_end]
     return numbers
+
+
+def ask_trigger(task: Task, learner: Learner, loss: Tensor) -> Firing | None:
+    """Ask the run's trigger after a step; None if it does not fire, or is not asked in this phase."""
+    return ask(learner, loss=loss) if task.asks_in(learner.phase) else None
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:

@@ -23,12 +23,13 @@ from harness.run.execute import Program, execute
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary
-from harness.training.firing import ask, start
+from harness.training.firing import start
 from harness.training.loop import Loop
 from harness.training.measure import check_finite
 from vision.graph import GraphedStep
 from vision.learner import Learner
 from vision.phase import (
+    ask_trigger,
     batches,
     make_context,
     make_row,
@@ -101,7 +102,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                                 act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{key: learner.row[key] for key in SHOWN if key in learner.row})
-                    if task.asks_in(index) and (firing := ask(learner, learner.step, loss=loss)):
+                    if firing := ask_trigger(task, learner, loss):
                         with loop.evaluation():
                             act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)

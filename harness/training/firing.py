@@ -31,12 +31,11 @@ def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = No
     )
 
 
-def ask(learner: LearnerBase, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
+def ask(learner: LearnerBase, /, **metrics: Tensor | float | None) -> Firing | None:
     """Ask the learner's trigger after a step.
 
     Args:
-        learner: has the trigger, or None in its place.
-        step: steps made in the run, in the unit of `learner.step`.
+        learner: has the trigger, or None in its place, and the number of the step.
         metrics: the numbers of this step that the task's `METRICS` names.
 
     Returns:
@@ -44,4 +43,4 @@ def ask(learner: LearnerBase, step: int, /, **metrics: Tensor | float | None) ->
     """
     if learner.trigger is None:
         return None
-    return learner.trigger.ask(step, learner.net, **metrics)
+    return learner.trigger.ask(learner.step, learner.net, **metrics)

@@ -108,14 +108,15 @@ def start_row(task: AgentTask, learner: AgentLearner) -> dict[str, Any]:
     return row
 
 
-def ask_trigger(learner: AgentLearner, loss: Tensor | None) -> Firing | None:
-    """Ask the run's trigger after a step; None if it does not fire, or if there is no trigger.
+def ask_trigger(task: AgentTask, learner: AgentLearner, loss: Tensor | None) -> Firing | None:
+    """Ask the run's trigger after a step; None if it does not fire, or is not asked because nothing was learned yet.
 
     Args:
+        task: the task of the run.
         learner: the learner.
         loss: loss of the step's last update; None if there was none.
     """
-    if not learner.updates:
+    if not (learner.updates and task.asks_in(learner.phase)):
         return None
     new_row = learner.row if learner.row.get("step") == learner.step else {}
-    return ask(learner, learner.step, loss=loss, **{"return": new_row.get("train/return")})
+    return ask(learner, loss=loss, **{"return": new_row.get("train/return")})

@@ -86,6 +86,10 @@ class AgentTask:
         """Return the step of the run at which phase `index` ends; if that is within a decision of all, the next one."""
         return self.phases[index].end
 
+    def asks_in(self, index: int) -> bool:
+        """Return whether the trigger is asked within phase `index`: in each, if there is a trigger."""
+        return self.trigger is not None
+
     @property
     def steps_before_trigger(self) -> int:
         """Steps before the first step with updates, which is the first that the trigger is asked about."""
@@ -101,7 +105,7 @@ class AgentTask:
         Runs of several methods share the first half, as methods act from the midpoint on. With a trigger, or within the
         tasks of a stream, a method may act from the start.
         """
-        shared = self.trigger is None and not self.method_acts_in(0)
+        shared = not self.method_acts_in(0) and not self.asks_in(0)
         metrics = () if self.is_stream else ("metrics",)  # a stream's first task has them in its rows
         return without(self.identity(), ("method", "boundary", "trigger", *metrics)) if shared else None
 

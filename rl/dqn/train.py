@@ -95,7 +95,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                                 act_after_row(learner, make_context(task, learner, "row"), last)
                         run.log(learner.row)
                         loop.show(**{"phase": index, "return": learner.row.get("train/return", float("nan"))})
-                    if firing := ask_trigger(learner, loss):
+                    if firing := ask_trigger(task, learner, loss):
                         with loop.evaluation():
                             act(task, learner, run, firing)
                     loop.end_step(write_checkpoint, ended)
