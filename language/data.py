@@ -26,10 +26,10 @@ from language.tokenizers import Tokenizer
 
 FORMAT = 1
 SPLITS = ("train", "val")
-NEEDED = {"count": int, "largest": int, "sha256": str}  # of a header, with their types; other keys are compared
-HASHED = (
-    2**30
-)  # files of up to so many bytes are hashed each time they are opened, larger ones by language.prepare only
+# Types of the keys of a header whose values are not known before; the values of the other keys are compared.
+HEADER_TYPES = {"count": int, "largest": int, "sha256": str}
+# Files up to this size are hashed each time they are opened; larger ones are hashed by language.prepare only.
+MAX_HASHED_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,14 @@ def write_header(path: Path, tokenizer: Tokenizer, source: str, fingerprint: str
     return header
 
 
-def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: bool = False) -> TokenFile:
+def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", hash_large_files: bool = False) -> TokenFile:
     """Map a token file into memory after checking it against its header and the tokenizer.
 
     Args:
         path: path of the `.bin` file.
         tokenizer: the model's tokenizer.
         fingerprint: fingerprint of the texts as they are now; empty if not known.
-        whole: hash the file however large it is.
+        hash_large_files: hash the file even if it has more than `MAX_HASHED_BYTES`.
 
     Raises:
         ConfigError: the file is missing, damaged, truncated or made with other options; the message says which.
@@ -106,7 +106,7 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
     for key, value in required.items():
         if header.get(key) != value:
             raise ConfigError(f"{path} has {key}={header.get(key)}, {value} is needed; {_remedy(path)}")
-    if missing := [key for key, kind in NEEDED.items() if not isinstance(header.get(key), kind)]:
+    if missing := [key for key, kind in HEADER_TYPES.items() if not isinstance(header.get(key), kind)]:
         raise ConfigError(f"{header_path} is damaged: it does not say {', '.join(missing)}; {_remedy(path)}")
     if fingerprint and header.get("fingerprint") not in ("", fingerprint):  # older versions wrote "" for some corpora
         raise ConfigError(f"{path}: its source ({header.get('source')}) has changed since; {_remedy(path)}")
@@ -118,7 +118,7 @@ def open_tokens(path: Path, tokenizer: Tokenizer, fingerprint: str = "", whole: 
     dtype = np.dtype(tokenizer.dtype)
     if size != (expected := header["count"] * dtype.itemsize):
         raise ConfigError(f"{path} has {size} bytes, its header says {expected}; {_remedy(path)}")
-    if (whole or size <= HASHED) and digest_file(path) != header["sha256"]:
+    if (hash_large_files or size <= MAX_HASHED_BYTES) and digest_file(path) != header["sha256"]:
         raise ConfigError(f"{path} is damaged: it does not match its checksum; {_remedy(path)}")
     if header["largest"] >= tokenizer.vocab_size:
         raise ConfigError(f"{path} holds token {header['largest']}, the vocabulary has {tokenizer.vocab_size}")

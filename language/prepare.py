@@ -91,7 +91,7 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
     """
     folder = corpus_folder(data, options, tokenizer)
     if local:
-        return prepare(data, options, tokenizer, progress=False, whole=False)
+        return prepare(data, options, tokenizer, progress=False, hash_large_files=False)
     if not all((folder / f"{split}.json").exists() for split in SPLITS):
         parameters = inspect.signature(get_method(options["_target_"])).parameters
         arguments = ""  # those that differ from their defaults, for the command that prepares the corpus
@@ -114,7 +114,7 @@ def _fingerprint(data: Path, options: dict[str, Any]) -> str:
 
 
 def prepare(
-    data: Path, options: dict[str, Any], tokenizer: Tokenizer, progress: bool = True, whole: bool = True
+    data: Path, options: dict[str, Any], tokenizer: Tokenizer, progress: bool = True, hash_large_files: bool = True
 ) -> dict[str, TokenFile]:
     """Write a corpus's token files, or check those that exist, and return them by split.
 
@@ -123,7 +123,7 @@ def prepare(
         options: options of the corpus, as in `conf/dataset`.
         tokenizer: the model's tokenizer.
         progress: show a progress bar.
-        whole: hash existing files however large they are.
+        hash_large_files: hash existing files even if they are large, see `open_tokens`.
 
     Raises:
         ConfigError: texts, a package or disk space are missing, or existing files are damaged.
@@ -145,7 +145,7 @@ def prepare(
             raise ConfigError(f"cannot write to {folder}: {error.strerror or error} (see paths.data=)") from None
     files = {}
     for split in SPLITS:
-        files[split] = open_tokens(folder / f"{split}.bin", tokenizer, fingerprint, whole)
+        files[split] = open_tokens(folder / f"{split}.bin", tokenizer, fingerprint, hash_large_files)
     expected = (options.get("expected_tokens") or {}).get(tokenizer.name)
     if expected and len(files["train"]) != expected:
         log.warning("%s has %d training tokens, %d are usual", folder, len(files["train"]), expected)

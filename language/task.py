@@ -28,7 +28,7 @@ from harness.run.identity import identity, without
 from harness.training import seeding
 from harness.training.plasticity import LEVELS, resolve_level
 from language.benchmark import STARTS, Benchmark, Phase, Setting
-from language.copies import say_copies
+from language.copies import warn_of_copies
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
 from language.prepare import load
@@ -303,7 +303,7 @@ def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
         for name, corpus in parts.items()
     }
     if any("path" in corpus for corpus in parts.values()):  # of a user's own texts nothing is known
-        say_copies(corpora, tokenizer)
+        warn_of_copies(corpora, tokenizer)
     return corpora
 
 

@@ -55,7 +55,7 @@ def test_nothing_is_said_where_there_are_none(tmp_path: Path, caplog: pytest.Log
 def test_a_corpus_that_is_too_large_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "MOST", 10)
+    monkeypatch.setattr(copies, "MAX_COMPARED_BYTES", 10)
     write(tmp_path / "first", **own(20, "first"))
     write(tmp_path / "second", **own(20, "second"))
     with caplog.at_level(logging.INFO):

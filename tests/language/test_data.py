@@ -114,11 +114,11 @@ def test_a_token_file_that_cannot_be_read_now_is_not_called_damaged(tmp_path, op
 
 def test_large_files_are_hashed_when_asked(tmp_path, options, monkeypatch):
     path = make(tmp_path, options)["train"].path
-    monkeypatch.setattr("language.data.HASHED", 0)
+    monkeypatch.setattr("language.data.MAX_HASHED_BYTES", 0)
     flip(path)
     open_tokens(path, BYTE)
     with pytest.raises(ConfigError, match="checksum"):
-        open_tokens(path, BYTE, whole=True)
+        open_tokens(path, BYTE, hash_large_files=True)
 
 
 def test_changed_source_is_refused(tmp_path, options):
