@@ -1,4 +1,4 @@
-"""The parts of a phase around its steps: evaluation, rows of the log, checkpoints, and what methods are given."""
+"""The parts of a phase around its steps: evaluation, rows of the log, and what methods are given."""
 
 import functools
 import math
@@ -20,8 +20,8 @@ from language.learner import Learner
 from language.task import Task, batch_at
 
 EARLIER = 16  # largest number of earlier tasks that are evaluated
-LOGIT = 25  # bytes that `divergence` needs for each logit: logits and logarithms of two networks, and their products
-ROOM = 3 * 2**29  # bytes that a batch of `divergence` may need, unless a single sequence needs more
+BYTES_PER_LOGIT = 25  # that `divergence` needs: logits and logarithms of two networks, and their products
+MAX_BATCH_BYTES = 3 * 2**29  # that a batch of `divergence` may need, unless a single sequence needs more
 
 
 def pass_probe(task: Task, learner: Learner) -> None:
@@ -73,12 +73,17 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
 
 
 def own_batches(task: Task, sequences: Tensor) -> Sequence[Tensor]:
-    """Return this process's share of sequences (n, block_size + 1): every n-th batch, where n processes train.
+    """Return the batches of this process, which together with those of the other processes have all sequences.
 
-    Each batch is cut so small that the logits of two networks have room in memory (`ROOM`). The list may be empty, its
-    pieces differ in size, and they stay on the device of `sequences`.
+    Process r of p processes takes the batches r, r + p, r + 2p, and so on. Each batch is cut so small that the logits
+    of two networks fit into `MAX_BATCH_BYTES`. The list may be empty, its pieces differ in size, and they stay on the
+    device of `sequences`.
+
+    Args:
+        task: the task of the run.
+        sequences: held-out tokens, (n, block_size + 1).
     """
-    largest = max(1, ROOM // (LOGIT * task.vocab_size * (sequences.shape[1] - 1)))
+    largest = max(1, MAX_BATCH_BYTES // (BYTES_PER_LOGIT * task.vocab_size * (sequences.shape[1] - 1)))
     batches = sequences.split(task.config.batch_size)[task.group.rank :: task.group.size]
     return [piece for batch in batches for piece in batch.split(largest)]
 
@@ -214,8 +219,8 @@ def since_first_task(task: Task, row: dict[str, Any]) -> dict[str, Any]:
 def averages(row: dict[str, Any], previous_row: dict[str, Any], phase_step: int, ended: bool) -> dict[str, float]:
     """Return how fast a stream's tasks are learned: means of the training loss, of each batch before its update.
 
-    task/loss is the mean over the steps of the task so far, online/loss over all steps so far. task_end/loss is the
-    mean over the tasks that have ended of the mean over the steps since the last row but one, a task's last quarter.
+    task/loss is the mean over the steps of this task so far, online/loss over all steps of the run. The last row of a
+    task covers its last quarter; task_end/loss is the mean of these rows over the tasks that have ended.
 
     Args:
         row: the new row.

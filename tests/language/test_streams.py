@@ -198,7 +198,7 @@ def test_a_measurement_in_small_batches_is_the_same(folder: Path, monkeypatch: p
         return number, losses_on(task, learner, rows)["task 0"], divergence(task, learner, old, rows)
 
     at_once = measured()
-    monkeypatch.setattr(surroundings, "ROOM", 1)
+    monkeypatch.setattr(surroundings, "MAX_BATCH_BYTES", 1)
     one_by_one = measured()
     assert at_once[0] < one_by_one[0] == len(rows["task 0"])
     assert one_by_one[1:] == pytest.approx(at_once[1:], rel=1e-6)
