@@ -114,7 +114,7 @@ class Learner(AgentLearner):
 def greedy_actions(task: Task, learner: Learner, observations: Tensor, acts: bool = True) -> Tensor:
     """Return the actions of the largest value, (envs,) on the CPU, for observations (envs, stack, ...).
 
-    With `acts` a method watches training passes, so that this pass is made in evaluation mode.
+    If `acts`, this pass is made in evaluation mode: the method watches training passes and must not see it.
     """
     with learner.net.mode(training=False) if acts else contextlib.nullcontext(), task.autocast():
         actions: Tensor = learner.q(observations.to(task.device, non_blocking=True)).argmax(1)

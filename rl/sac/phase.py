@@ -31,7 +31,7 @@ def policy(
 ) -> np.ndarray:
     """Return the policy's actions with this noise, or its mean actions, (k, a) in [-1, 1], for observations (k, o).
 
-    With `acts` a method watches training passes, so that this pass is made in evaluation mode.
+    If `acts`, this pass is made in evaluation mode: the method watches training passes and must not see it.
     """
     x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
     with learner.net.mode(training=False) if acts else contextlib.nullcontext():

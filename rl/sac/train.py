@@ -43,7 +43,7 @@ from rl.sac.workers import Stepped
 
 @hydra.main(version_base="1.3", config_path=str(CONF), config_name="sac")
 def main(config: DictConfig) -> float:
-    """Train one configuration to its end; returns the final return, which `hydra/sweeper=optuna` maximises."""
+    """Train one configuration and return its final return, which `hydra/sweeper=optuna` maximises."""
     return execute(config, PROGRAM)
 
 
@@ -52,9 +52,9 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
 
     Args:
         task: the task of the run.
-        run: the folder for rows and checkpoints.
+        run: the run's folder.
         state: of a checkpoint of this run, or of the shared first phase; None starts the run.
-        stop: the phase before which training stops; None trains to the end.
+        stop: number of the phase before which to stop; None trains to the end.
 
     Returns:
         The run's summary.
@@ -129,14 +129,14 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
 
 
 def begin_episodes(learner: Learner) -> None:
-    """Start episodes of the next task of a stream in every environment."""
+    """Begin new episodes in every environment, those of the next task of a stream."""
     learner.workers.choose(learner.phase)
     learner.workers.begin()
     learner.task_returns.begin_task()
 
 
 def act(task: Task, learner: Learner, run: Run | None, firing: Firing | None = None) -> None:
-    """Let the method act at the midpoint, or where the trigger fired, and restart what `boundary` says."""
+    """Let the method act at a boundary, or because the trigger fired, and restart what `boundary` says."""
     context = make_context(task, learner, "firing" if firing else "boundary")
     act_at_boundary(
         task,
@@ -155,8 +155,8 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 
     Args:
         task: the task of the run.
-        learner: the training state, in which they restart.
-        context: the context with which the method has acted; None where it has not.
+        learner: the learner.
+        context: the context with which the method has just acted; None if it has not acted.
     """
     boundary = task.config.boundary
     if boundary.temperature == "new":
@@ -169,15 +169,15 @@ def restart(task: Task, learner: Learner, context: Context | None = None) -> Non
 def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
     """Make one decision in every environment, and the updates that are due while the environments step.
 
-    The updates learn from earlier transitions; none is due before `random_steps` decisions.
+    The updates learn from earlier transitions; none is due until `random_steps` decisions have been made.
 
     Args:
         task: the task of the run.
-        learner: the training state; its `step` and `phase_step` grow by the number of environments.
-        acts: see `train_step`.
+        learner: the learner; its `step` and `phase_step` grow by the number of environments.
+        acts: whether the method acts within this phase, see `train_step`.
 
     Returns:
-        The critics' loss in the last update, None where no update was due.
+        The critics' loss of the last update, a scalar on the device; None if there was no update.
     """
     config, loss = task.config, None
     actions = choose_actions(task, learner, acts)
@@ -193,10 +193,10 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 @torch.inference_mode()
 def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
-    """Return actions in [-1, 1], (environments, actions): random in the run's beginning, then drawn by the policy.
+    """Return actions in [-1, 1], (envs, a): random in the run's beginning, then drawn by the policy.
 
-    Statistics of the observations are updated, if observations are normalised by them. With `acts` a method watches
-    training passes, so that this pass is made in evaluation mode.
+    Statistics of the observations are updated, if observations are normalised by them. If `acts`, this pass is made in
+    evaluation mode: the method watches training passes and must not see it.
     """
     observations = learner.workers.observations
     if task.config.normalize_observations:
@@ -208,10 +208,10 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
-    """Make the `updates` optimizer steps for a decision in every environment, which `learner.step` does not count yet.
+    """Make `updates` updates for the decisions just taken, which `learner.step` does not count yet.
 
     Returns:
-        The critics' loss of the last one.
+        The critics' loss of the last update, a scalar on the device.
     """
     count, size = task.config.updates, task.config.batch_size
     transitions = normalise(task, learner, learner.replay.sample(count, size, learner.generator))  # (count, B, ...)
@@ -227,12 +227,12 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
 
     Args:
         task: the task of the run.
-        learner: the training state, whose networks and optimizers step.
-        batch: transitions with normalised observations.
-        acts: whether the method acts within this phase: its penalty is added, and its hooks run around the step.
+        learner: the learner.
+        batch: the transitions, with normalised observations.
+        acts: whether to add the method's penalty and call its hooks around the step.
 
     Returns:
-        The critics' loss, on the device.
+        The critics' loss, a scalar on the device.
     """
     actor, critics, optimizers = learner.actor, learner.critics, learner.optimizers
     # Drawn on the CPU, so that all devices draw alike; from pinned memory the copy to a GPU is not waited for.
