@@ -1,1 +1,1 @@
-"""Runs' results: tables, figures and a report, beside the paper's numbers."""
+"""Read the results of runs and make tables, figures and a report of them."""

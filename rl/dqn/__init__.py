@@ -1,1 +1,1 @@
-"""DQN on Atari (figure 4a of the paper): `python -m rl.dqn`."""
+"""DQN on Atari, MinAtar and classic control: the program `python -m rl.dqn` and its parts."""

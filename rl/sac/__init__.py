@@ -1,1 +1,1 @@
-"""SAC on humanoids (figure 4b of the paper): `python -m rl.sac`."""
+"""Soft actor-critic on continuous control: the program `python -m rl.sac` and its parts."""
