@@ -253,7 +253,9 @@ def test_cut_in_a_task_and_resumed(stream: str, tmp_path: Path, monkeypatch: pyt
 def test_methods_act_in_the_first_phase_of_warm_start_but_in_the_paper_s_variant(tmp_path: Path) -> None:
     """A first phase is shared by all that do not act within it, and by nobody else."""
     warm = Program(
-        "vision", "vision.train", (*TINY.options[:6], "benchmark=warm_start", "batch_size=64", "metrics=off")
+        "vision",
+        "vision.train",
+        (*TINY.options[:6], "benchmark=warm_start", "epochs=1", "batch_size=256", "metrics=off"),
     )
     first: dict[str, list[list[dict[str, Any]]]] = {}
     for variant in ("original", "fire_paper"):
