@@ -30,7 +30,6 @@ from fire_core.split_muon import (
     entries_of,
     is_hidden,
     matrices_of,
-    numberless,
     outside_layers,
 )
 from fire_core.text_table import text_table
@@ -41,7 +40,7 @@ from fire_core.weights.masters import find_masters
 from fire_core.weights.matrices import Matrices, matrices
 from fire_core.weights.optimizers import held_optimizers, is_optimizer, parameters_of
 from fire_core.weights.overlap import overlapping
-from fire_core.weights.topology import clean_name, is_named_table
+from fire_core.weights.topology import clean_name, is_named_table, numberless
 
 WIDTH = 120  # columns of a printed report
 DOUBTFUL = ("fused", "changed", "unused", "other")  # roles of weights whose matrices the reader does not know

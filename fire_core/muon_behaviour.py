@@ -84,14 +84,10 @@ def heeds_splits(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
     splits: dict[str, Any] = {"split_sizes": (half, half)}
     if group.get("param_split_fn") is not None:
         splits = {"param_split_fn": lambda matrix: [*matrix.chunk(2)], "param_recombine_fn": torch.cat}
-    gradient = torch.randn(TALL, generator=torch.Generator().manual_seed(0))
-    other = gradient.clone()
-    other[0] = gradient[0].flip(-1) * 3
     try:
-        update, changed = (_trial_update(optimizer, parameter, values, splits)[half:] for values in (gradient, other))
+        return not _are_coupled(optimizer, parameter, TALL, 0, slice(half, None), splits)
     except Exception:  # whatever a foreign class may raise
         return True
-    return torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm()))
 
 
 def _how_taken(
@@ -103,22 +99,47 @@ def _how_taken(
 
     Args:
         optimizer: a new one of its class makes the step.
-        parameter: one of its own, for its device and for what the optimizer knows of it.
-        shape: of the small parameter.
+        parameter: a parameter of the optimizer, for its device and for what the optimizer knows of it.
+        shape: shape of the small parameter.
         here: index of the matrix whose gradient is changed.
         there: index of the matrix whose update is compared.
 
     Returns:
         `SEPARATE`, `JOINED`, or, where the step fails, `REFUSED` if a matrix can be trained, else `UNKNOWN`.
     """
+    try:
+        return JOINED if _are_coupled(optimizer, parameter, shape, here, there) else SEPARATE
+    except Exception:  # whatever a foreign class may raise
+        return REFUSED if _takes_matrices(optimizer, parameter) else UNKNOWN
+
+
+def _are_coupled(
+    optimizer: Optimizer,
+    parameter: Tensor,
+    shape: tuple[int, ...],
+    here: Any,
+    there: Any,
+    splits: Mapping[str, Any] | None = None,
+) -> bool:
+    """Return whether the update of one part of a small parameter depends on the gradient of another part.
+
+    Args:
+        optimizer: a new one of its class makes the steps.
+        parameter: a parameter of the optimizer, for its device and for what the optimizer knows of it.
+        shape: shape of the small parameter.
+        here: index of the part whose gradient is changed.
+        there: index of the part whose update is compared.
+        splits: see `_trial_update`.
+
+    Raises:
+        Exception: whatever `_trial_update` raises.
+    """
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     other = gradient.clone()
     other[here] = gradient[here].flip(-1) * 3
-    try:
-        update, changed = (_trial_update(optimizer, parameter, values)[there] for values in (gradient, other))
-    except Exception:  # whatever a foreign class may raise
-        return REFUSED if _takes_matrices(optimizer, parameter) else UNKNOWN
-    return SEPARATE if torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm())) else JOINED
+    update = _trial_update(optimizer, parameter, gradient, splits)[there]
+    changed = _trial_update(optimizer, parameter, other, splits)[there]
+    return not torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm()))
 
 
 def _takes_matrices(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -165,8 +186,8 @@ def _trial_update(
 
     Args:
         optimizer: stays as it is.
-        parameter: one of its own, for its device and for what the optimizer knows of it.
-        gradient: of the small parameter, the same in each step.
+        parameter: a parameter of the optimizer, for its device and for what the optimizer knows of it.
+        gradient: gradient of the small parameter, the same in each step.
         splits: entries of the group that say how the small parameter is cut.
 
     Returns:
@@ -185,9 +206,10 @@ def _trial_update(
         builder = Builder(optimizer)
         builder.records, builder.passes_options_alone = {*SPLITS}, False
         new = builder.build({id(parameter): small})
-        for options in new.param_groups:  # a warm-up may begin at 0
+        for options in new.param_groups:
             options.update(splits or {})
-            options["lr"] = torch.full_like(lr, 0.1) if isinstance(lr := options.get("lr"), Tensor) else 0.1
+            rate = options.get("lr")  # replaced, since a warm-up may begin at 0
+            options["lr"] = torch.full_like(rate, 0.1) if isinstance(rate, Tensor) else 0.1
         for _ in range(DELAYED):
             small.grad = gradient.to(device)
             new.step()

@@ -11,7 +11,6 @@ parts: the parts then share one spectrum, and the rate is scaled by the shape of
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -26,7 +25,7 @@ from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
 from fire_core.weights.output_layers import networks_within, parts_of
-from fire_core.weights.topology import RAW, Surroundings, is_linear, is_named_table, outputs, unwrap, width
+from fire_core.weights.topology import RAW, Surroundings, is_linear, is_named_table, numberless, outputs, unwrap, width
 
 MOST_CHANNELS = 4  # of what a convolution reads that no layer made: gray, stereo, colours, colours and depth
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
@@ -160,7 +159,12 @@ def last_layers(model: nn.Module) -> set[Any]:
     """Return the last linear layer or convolution of a model; of several networks of one class in it, that of each."""
     networks = Surroundings(unwrap(model)).networks
     innermost = [network for network in networks if not any(child in networks for child in network.children())]
-    return {layers[-1] for network in innermost if (layers := [m for m in network.modules() if is_linear(m)])}
+    layers_at_the_end = set()
+    for network in innermost:
+        layers = [module for module in network.modules() if is_linear(module)]
+        if layers:
+            layers_at_the_end.add(layers[-1])
+    return layers_at_the_end
 
 
 def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
@@ -183,11 +187,6 @@ def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
     positions = [i for i, key in enumerate(parameters) if key.startswith(f"{name}.")]
     after = parameters[positions[-1] + 1 :] if positions else []
     return len(like_layers) > 1 or any(not key.startswith(block) for key in after)
-
-
-def numberless(name: str) -> str:
-    """Return a dotted name with a star for each number: layers that differ by their number alone have one such name."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
 def is_hidden(parameter: Tensor, entries: Iterable[Entry], outside: Mapping[int, str]) -> bool:

@@ -22,6 +22,7 @@ from fire_core.weights.new_optimizer import (
     MODES,
     SCHEDULER_ENTRIES,
     Builder,
+    CannotBuildError,
     copies_of,
     deep_copy,
     stand_ins_for,
@@ -29,7 +30,7 @@ from fire_core.weights.new_optimizer import (
     twin_key,
     without_side_effects,
 )
-from fire_core.weights.optimizers import attributes_of, held_optimizers, with_inner
+from fire_core.weights.optimizers import attributes_of, held_optimizers, parameters_of, with_inner
 
 # Key of the float32 copy of a weight in the state of TransformerEngine's FusedAdam: a weight, which no reset forgets.
 MASTER_KEY = "master_param"
@@ -366,6 +367,29 @@ def changed_differently(
             if float((used_step - new_step).norm()) > 1e-3 * float(new_step.norm()) + rounding:
                 different.append(p)
     return different
+
+
+def compare_with_new(optimizer: Optimizer, chosen: set[int] | None = None) -> list[str]:
+    """Return a line for each difference of an optimizer from a new one.
+
+    If no new wrapper can be built, the optimizers inside it are compared instead.
+
+    Args:
+        optimizer: the optimizer; neither it nor its parameters are changed.
+        chosen: `id` of each parameter that the differences are to concern; None: all parameters of the optimizer.
+    """
+    parameters = parameters_of([optimizer])
+    if chosen is None:
+        chosen = set(parameters)
+    if chosen.isdisjoint(parameters):
+        return []
+    try:
+        return differences_from_new(optimizer, chosen, Rehearsal(optimizer, chosen))
+    except CannotBuildError as error:
+        inner = held_optimizers(optimizer).values()
+        if inner:
+            return [line for part in inner for line in compare_with_new(part, chosen)]
+        return [f"{type(optimizer).__name__}: no new one can be built to compare with ({error})"]
 
 
 def differences_from_new(optimizer: Optimizer, params: set[int], rehearsal: Rehearsal) -> list[str]:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from torch import nn
 from torch.optim import Optimizer
 
-from fire_core.weights.as_new import Rehearsal, differences_from_new
+from fire_core.weights.as_new import compare_with_new
 from fire_core.weights.masters import Masters, find_masters
-from fire_core.weights.new_optimizer import CannotBuildError
-from fire_core.weights.optimizers import held_optimizers, optimizers_of, parameters_of
+from fire_core.weights.optimizers import optimizers_of
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def is_fresh(
     parts = optimizers_of(optimizers)
     if masters is not None and model is None:
         raise ValueError("masters are compared with the weights of a model: give model= too")
-    lines = [line for optimizer in parts for line in _problems_of(optimizer)]
+    lines = [line for optimizer in parts for line in compare_with_new(optimizer)]
     if model is not None:
         names = {id(p): name for name, p in model.named_parameters()}
         try:
@@ -84,19 +83,3 @@ def assert_fresh(
     freshness = is_fresh(optimizers, model, masters)
     if not freshness:
         raise AssertionError(f"the optimizer is not as new:\n{freshness}")
-
-
-def _problems_of(optimizer: Optimizer) -> list[str]:
-    """Return a line for each difference of an optimizer from a new one.
-
-    If no new wrapper can be built, the optimizers inside it are compared instead.
-    """
-    parameters = parameters_of([optimizer])
-    if not parameters:
-        return []
-    try:
-        return differences_from_new(optimizer, parameters, Rehearsal(optimizer, parameters))
-    except CannotBuildError as error:
-        if inner := held_optimizers(optimizer).values():
-            return [line for part in inner for line in _problems_of(part)]
-        return [f"{type(optimizer).__name__}: no new one can be built to compare with ({error})"]

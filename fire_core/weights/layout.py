@@ -35,7 +35,6 @@ The role of a weight comes from its place in the model (`topology`).
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -47,7 +46,7 @@ from fire_core.weights.adapters import adapted_layer
 from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
-from fire_core.weights.topology import MANY_DIMENSIONS, RAW, is_named_table, prefixes
+from fire_core.weights.topology import MANY_DIMENSIONS, RAW, is_named_table, numberless, prefixes
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]
 
@@ -304,22 +303,29 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
     lines += [*_fused(entries), *_not_as_stored(entries)]
     raw = [e for e in entries if e.reason == RAW and e.kind == "matrix" and min(e.parameter.shape[-2:]) > 1]
     raw = [e for e in raw if not is_named_table(e.name)]
-    held = sum(e.size for e in raw)
-    if held > RAW_SHARE * total:
-        names = listed(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in raw)
-        lines.append(
-            f"{100 * held / total:.0f} % of the model's numbers are raw parameters that no rule knows, and are kept: "
-            f"{names}. include= projects them, transposed= says that they are stored (d_in, d_out)"
-        )
+    unknown = "raw parameters that no rule knows, and are kept"
+    advice = "include= projects them, transposed= says that they are stored (d_in, d_out)"
+    lines += _large_share(raw, total, unknown, advice)
     stacks = [e for e in entries if e.reason == MANY_DIMENSIONS]
-    held = sum(e.size for e in stacks)
-    if held > RAW_SHARE * total:
-        names = listed(re.sub(r"(?<=\.)\d+(?=\.)", "*", e.name) for e in stacks)
-        lines.append(
-            f"{100 * held / total:.0f} % of the model's numbers are raw parameters of more than three dimensions, "
-            f"which are not supported and are kept: {names}. Split them into parameters of at most three"
-        )
+    unsupported = "raw parameters of more than three dimensions, which are not supported and are kept"
+    lines += _large_share(stacks, total, unsupported, "Split them into parameters of at most three")
     return lines
+
+
+def _large_share(entries: list[Entry], total: int, what: str, advice: str) -> list[str]:
+    """Return a warning if entries hold more than `RAW_SHARE` of all `total` numbers of a model, else nothing.
+
+    Args:
+        entries: kept entries of one kind.
+        total: number of elements of all the model's parameters.
+        what: what they are.
+        advice: what the caller can do.
+    """
+    numbers = sum(entry.size for entry in entries)
+    if numbers <= RAW_SHARE * total:
+        return []
+    names = listed(numberless(entry.name) for entry in entries)
+    return [f"{100 * numbers / total:.0f} % of the model's numbers are {what}: {names}. {advice}"]
 
 
 def _under_adapters(entries: list[Entry]) -> list[str]:
@@ -338,7 +344,7 @@ def _fused(entries: list[Entry]) -> list[str]:
     alike: dict[tuple[str, int, str], list[Entry]] = {}
     for entry in entries:
         if entry.role == "fused" and entry.reason != FROZEN:
-            alike.setdefault((re.sub(r"\b\d+\b", "*", entry.name), entry.d_out, entry.reason), []).append(entry)
+            alike.setdefault((numberless(entry.name), entry.d_out, entry.reason), []).append(entry)
     lines = []
     for (pattern, rows, reason), layers in alike.items():
         name = pattern if len(layers) > 1 else layers[0].name

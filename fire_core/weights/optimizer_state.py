@@ -31,10 +31,11 @@ from fire_core.weights.as_new import (
     Rehearsal,
     are_equal,
     changed_differently,
-    differences_from_new,
+    compare_with_new,
     list_differences,
     state_of,
 )
+from fire_core.weights.nested import nested_tensors
 from fire_core.weights.new_optimizer import (
     Builder,
     CannotBuildError,
@@ -121,25 +122,10 @@ def reset_optimizer_state(
     if verify:
         if not reset.count and any(part.state for part in with_inner(*optimizers)):
             notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
-        notes += [line for optimizer in optimizers for line in _verified(optimizer, set(parameters))]
+        notes += [line for optimizer in optimizers for line in compare_with_new(optimizer, set(parameters))]
     for note in dict.fromkeys(notes):
         warnings.warn(note, FireWarning, stacklevel=2)
     return reset.count
-
-
-def _verified(optimizer: Optimizer, chosen: set[int]) -> list[str]:
-    """Return a line for each difference from a new optimizer that concerns the parameters with these `id`s.
-
-    If no new wrapper can be built, the optimizers inside it are compared instead.
-    """
-    if not parameters_of([optimizer]) & chosen:
-        return []
-    try:
-        return differences_from_new(optimizer, chosen, Rehearsal(optimizer, chosen))
-    except CannotBuildError as error:
-        if inner := held_optimizers(optimizer).values():
-            return [line for part in inner for line in _verified(part, chosen)]
-        return [f"{type(optimizer).__name__}: no new one can be built to compare with ({error})"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -599,16 +585,7 @@ def _has_large_tensors(known: Knowledge) -> bool:
     firsts = [first.get(name) for first in known.first.groups for name in known.records]
     firsts += [known.first.attributes.get(name) for name in known.attributes]
     firsts += [known.first.common.get(key) for key in known.common]
-    return any(tensor.numel() > 1 for first in firsts for tensor in _tensors_in(first))
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield all tensors in nested mappings, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    for part in inside:
-        yield from _tensors_in(part)
+    return any(tensor.numel() > 1 for first in firsts for tensor in nested_tensors(first))
 
 
 def _renew_state(part: Optimizer, p: Tensor, new: Mapping[Any, Any]) -> None:

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from fire_core.weights.entry import Cut
 from fire_core.weights.generators import restored_generators
+from fire_core.weights.nested import nested_tensors
 from fire_core.weights.outside import state_outside_restored
 from fire_core.weights.topology import is_linear, unwrap, width, words
 
@@ -111,15 +112,16 @@ class _Watch(TorchFunctionMode):
         if torch.is_grad_enabled() and name in _PRODUCTS:
             self._product(name, args, kwargs)
         if name in _MATRIX_PRODUCTS:
-            self.multiplied |= {
-                key for value in _tensors((args, kwargs)) if (key := self._weight_in(value)) is not None
-            }
+            keys = [self._weight_in(value) for value in nested_tensors((args, kwargs))]
+            self.multiplied |= {key for key in keys if key is not None}
         if name in _ACTIVATIONS and not getattr(func, "__name__", "").endswith("_"):
             return self._activate(func, args, kwargs)
         result = func(*args, **kwargs)
-        if name in _CASTS and isinstance(result, Tensor) and args and (key := self._weight_in(args[0])) is not None:
-            self._weight_of_storage[result.untyped_storage().data_ptr()] = key
-            self._casts.append(result)  # kept alive, so that no other tensor gets this memory
+        if name in _CASTS and isinstance(result, Tensor) and args:
+            cast_weight = self._weight_in(args[0])
+            if cast_weight is not None:
+                self._weight_of_storage[result.untyped_storage().data_ptr()] = cast_weight
+                self._casts.append(result)  # kept alive, so that no other tensor gets this memory
         if name in _TAKES_PARTS and self.lines and torch.is_grad_enabled():
             self._note_parts(result)
         return result
@@ -211,14 +213,6 @@ class _Watch(TorchFunctionMode):
         return {id(weight): slope != 0 for weight, slope in pairs if slope is not None}
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """Return all tensors in nested lists, tuples and mappings."""
-    if isinstance(value, Tensor):
-        return [value]
-    inside = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return [tensor for item in inside for tensor in _tensors(item)]
-
-
 class Pass(NamedTuple):
     """What one forward pass shows of weights, by the `id` of the parameter.
 
@@ -232,11 +226,6 @@ class Pass(NamedTuple):
     cuts: dict[int, Cut]
     products: dict[int, Cut]
     multiplied: set[int]
-
-
-def read_cuts(model: nn.Module, example: Any) -> dict[int, Cut]:
-    """Return the cuts of a model's weights that `read_pass` finds, by the `id` of the parameter."""
-    return read_pass(model, example).cuts
 
 
 def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | None = None) -> Pass:
@@ -478,7 +467,9 @@ def _cut(seen: Products, parts: Sequence[Tensor], dims: tuple[int, ...], single:
         products: list[tuple[str, Tensor]] = []
         for name, masks in seen:
             sides = torch.stack([_rows_in(mask, dim) for mask in masks])  # (sides, rows)
-            if int(sides.sum(0).max()) == 1 < int(sides.any(1).sum()):  # no row on two sides, and rows on two sides
+            no_row_on_two_sides = int(sides.sum(0).max()) == 1
+            rows_on_several_sides = int(sides.any(1).sum()) > 1
+            if no_row_on_two_sides and rows_on_several_sides:
                 products.append((name, sides))
         rows_in_parts = [_rows_in(mask, dim) for mask in parts]
         rows_in_parts = [rows for rows in rows_in_parts if not rows.all()]
@@ -567,10 +558,10 @@ def equals_plain(module: nn.Module) -> bool:
         x = _input_of(clone)
         times = 3 if isinstance(module, nn.MultiheadAttention) else 1
         with state_outside_restored(clone), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
-            expected = _tensors(reference(clone, *[x] * times))[0]
+            expected = nested_tensors(reference(clone, *[x] * times))[0]
             for count in dict.fromkeys((1, times)):
                 with suppress(Exception):  # whatever the layer raises on arguments that it does not take
-                    output = _tensors(clone(*[x] * count))[0]
+                    output = nested_tensors(clone(*[x] * count))[0]
                     if output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5):
                         return True
     except Exception:  # whatever torch's forward pass raises on a layer that was changed
@@ -589,7 +580,7 @@ def multiplies_by_stored(layer: nn.Linear) -> bool:
         weight = clone.weight.detach()
         units = torch.eye(len(weight), dtype=weight.dtype, device=weight.device)
         with state_outside_restored(clone), restored_generators([units]), torch.inference_mode(False), torch.no_grad():
-            output = _tensors(clone(units))[0] - _tensors(clone(torch.zeros_like(units)))[0]
+            output = nested_tensors(clone(units))[0] - nested_tensors(clone(torch.zeros_like(units)))[0]
         factor = (output * weight).sum() / weight.square().sum()
         return bool(torch.allclose(output, factor * weight, rtol=1e-3, atol=1e-5)) and bool(factor.abs() > 1e-6)
     except Exception:  # whatever the layer raises on an input that it does not take
@@ -610,7 +601,7 @@ def convolves_backwards(layer: _ConvNd) -> bool:
         draw = torch.Generator().manual_seed(0)
         x = torch.randn((2, layer.out_channels, *sides), generator=draw, device="cpu").to(clone.weight)
         with state_outside_restored(clone), restored_generators([x]), torch.inference_mode(False), torch.no_grad():
-            return _tensors(clone(x))[0].shape[1] == layer.in_channels
+            return nested_tensors(clone(x))[0].shape[1] == layer.in_channels
     except Exception:  # whatever the layer raises on an input that it does not take
         return False
 

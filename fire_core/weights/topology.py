@@ -399,6 +399,11 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     return adapter_lock(use.path, use.attribute) if parameter.ndim > 1 else ""
 
 
+def numberless(name: str) -> str:
+    """Return a dotted name with a star for each number: layers that differ by their number alone have one such name."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+
+
 def is_linear(module: nn.Module) -> bool:
     """Return whether a module is a linear layer or a convolution."""
     return isinstance(module, _ConvNd) or is_dense(module)
@@ -415,8 +420,9 @@ def is_transposed_linear(module: nn.Module) -> bool:
     if weight is None or isinstance(weight, UninitializedParameter) or weight.ndim < 2:
         return False
     if isinstance(module, nn.Linear):
-        transposed_shape = module.in_features, module.out_features
-        return tuple(weight.shape[-2:]) == transposed_shape != transposed_shape[::-1]
+        is_square = module.in_features == module.out_features
+        has_transposed_shape = tuple(weight.shape[-2:]) == (module.in_features, module.out_features)
+        return has_transposed_shape and not is_square
     return type(module).__name__ == "Conv1D" and weight.ndim == 2 and getattr(module, "nf", None) == weight.shape[1]
 
 
@@ -438,7 +444,9 @@ def role_of(use: Use, tied: bool) -> str:
         return "recurrent"
     leaf, holder = use.place
     if use.is_raw:
-        return projections_in_name(leaf)[:1] or "other" if isinstance(owner, nn.MultiheadAttention) else "other"
+        if not isinstance(owner, nn.MultiheadAttention):
+            return "other"
+        return projections_in_name(leaf)[:1] or "other"
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
     if use.around.attends(holder):

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fire_core.weights.layout import resolve
-from fire_core.weights.read import read_cuts
+from fire_core.weights.read import read_pass
 from language.model import GPT, Attention, swiglu_hidden
 
 TINY = {"vocab_size": 30, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 16}
@@ -76,7 +76,7 @@ def test_swiglu_width():
 @pytest.mark.parametrize("n_kv_head", [4, 2])
 def test_the_cut_of_q_k_and_v_is_known_without_a_forward_pass(n_kv_head, monkeypatch):
     model, name = GPT(**TINY, n_kv_head=n_kv_head, bias=True), "transformer.h.1.attn.c_attn"
-    seen = read_cuts(model, torch.zeros(1, 5, dtype=torch.long))[id(model.get_parameter(f"{name}.weight"))]
+    seen = read_pass(model, torch.zeros(1, 5, dtype=torch.long)).cuts[id(model.get_parameter(f"{name}.weight"))]
     monkeypatch.setattr(Attention, "forward", None)
     entries = [e for e in resolve(model, "qk") if e.name.startswith(name)]
     ends = [0, 16, 16 + 4 * n_kv_head, 16 + 8 * n_kv_head]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fire_core import fire_
 from fire_core.weights.layout import resolve
-from fire_core.weights.read import read_cuts
+from fire_core.weights.read import read_pass
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def check_singular_values(model: nn.Module, cuts: Cuts) -> None:
 
 def check_forward_pass(model: nn.Module, example: Any, cuts: Cuts) -> None:
     """The forward pass multiplies just these blocks with each other."""
-    read = read_cuts(model, example)
+    read = read_pass(model, example).cuts
     parameters = dict(model.named_parameters())
     for name, fused in cuts.items():
         if not fused.seen:
