@@ -138,7 +138,11 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 def shown(value: Any) -> str:
     """Return a value as a configuration file writes it."""
-    return "null" if value is None else repr(value) if isinstance(value, str) and not value else str(value)
+    if value is None:
+        return "null"
+    if isinstance(value, str) and not value:
+        return repr(value)
+    return str(value)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

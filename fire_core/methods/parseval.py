@@ -35,7 +35,8 @@ class Parseval(Method):
     @checked
     def __init__(self, coef: NonNegative = 1e-3, scale: Positive | None = None, variant: Variant = "original") -> None:
         self.coef, self.variant = coef, variant
-        self.scale = scale if scale is not None else 2.0 if variant == "original" else 1.0
+        default = 2.0 if variant == "original" else 1.0
+        self.scale = default if scale is None else scale
 
     def penalty(self, net: Net) -> Tensor:
         original = self.variant == "original"

@@ -12,6 +12,8 @@ about 6e-8 times the condition number, so the condition number is brought down i
   float64, one by one.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -56,7 +58,13 @@ def launch(W: Tensor, out: Tensor) -> Tensor:
         return torch.zeros(B, dtype=torch.bool, device="cpu")
     converged = torch.ones(B, dtype=torch.bool, device=W.device)
     size = max(1, (CPU_CHUNK if cpu else GPU_CHUNK) // (m * n))
-    solve = matmul_only if not cpu else _halley if m < TALL_RATIO * n else _tall
+    solve: Callable[[Tensor], tuple[Tensor, Tensor]]
+    if not cpu:
+        solve = matmul_only
+    elif m < TALL_RATIO * n:
+        solve = _halley
+    else:
+        solve = _tall
     for i in range(0, B, size):
         chunk = prepare(W[i : i + size])
         X, good = solve(chunk)

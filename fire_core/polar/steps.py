@@ -78,7 +78,9 @@ def _block_width(X: Tensor) -> int:
     if X.device.type != "cpu" or torch.compiler.is_compiling():
         return n
     quarters, halves = (128, 128) if torch.get_num_threads() == 1 else (768, 512)
-    return -(-n // 4) if n >= quarters else -(-n // 2) if n >= halves else n
+    if n >= quarters:
+        return -(-n // 4)
+    return -(-n // 2) if n >= halves else n
 
 
 def gram_dfi(G: Tensor) -> Tensor:

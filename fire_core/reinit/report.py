@@ -149,7 +149,8 @@ class Report:
         table = text_table(HEAD, map(_cells, self.rows))
         lines = [*_summary(self), *_kept_lines(self), *(f"warning: {warning}" for warning in self.warnings)]
         wrapped = (textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
-        return "\n".join([table, *[LEGEND] * bool(self.rows), *wrapped])
+        legend = [LEGEND] if self.rows else []
+        return "\n".join([table, *legend, *wrapped])
 
 
 def running_statistics(model: nn.Module) -> int:

@@ -140,7 +140,7 @@ def _check_chosen(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout:
             f"layout={layout} resets {reset[0]} to its initial value, which a checkpoint does not hold"
         )
     if not chosen:
-        notes = f" ({'; '.join(cuts.notes)})" * bool(cuts.notes)
+        notes = f" ({'; '.join(cuts.notes)})" if cuts.notes else ""
         raise CheckpointError(f"{checkpoint.path}: layout={layout} projects none of its weights{notes}")
 
 
@@ -245,8 +245,9 @@ def summary(report: dict[str, Any]) -> str:
         f"{total['sfe']:.4g}; {report['seconds']:.1f} s"
     ]
     for what, names in named.items():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        lines += [f"{what}: {', '.join(names[:3])}{more}"] * bool(names)
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            lines.append(f"{what}: {', '.join(names[:3])}{more}")
     return "\n".join([*lines, *(f"note: {note}" for note in report["notes"])])
 
 

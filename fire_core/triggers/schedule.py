@@ -27,8 +27,8 @@ class At(Trigger):
             raise ValueError(f"At: steps must be at least one whole number from 1 up, got {self.steps}")
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.steps[:5])) + ", ..." * (len(self.steps) > 5)
-        return f"At([{shown}])"
+        more = ", ..." if len(self.steps) > 5 else ""
+        return f"At([{', '.join(map(str, self.steps[:5]))}{more}])"
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         due = [s for s in self.steps if last < s <= step]

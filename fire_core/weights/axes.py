@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fire_core.weights.flows import FEATURES, MIXED, OTHER, SHARE, UNSURE, Flow, Rest, Size, Unknown, altered
+from fire_core.weights.flows import FEATURES, MIXED, OTHER, SHARE, Flow, Rest, Size, Unknown, altered
 from fire_core.weights.tensor_functions import MERGING_VIEWS
 
 
@@ -35,7 +35,7 @@ def is_feature_axis(flow: Flow | None, dim: Any) -> bool | None:
         return True if dim == -1 else None
     axis = axis_index(flow, dim)
     if axis is not None:
-        return flow.axes[axis] in (FEATURES, SHARE, UNSURE)
+        return flow.axes[axis] in (FEATURES, SHARE)
     return dim > 1  # of a linear layer: the first two axes are batch and positions, as far as is known
 
 
@@ -228,7 +228,12 @@ def flattened(flow: Flow, start: Any, stop: Any) -> Flow:
         begin = start % len(axes)
     end = stop % len(axes) if not flow.is_open or stop < 0 else len(axes) - 1
     merged = set(axes[begin : end + 1])
-    kind = OTHER if merged <= {OTHER} else FEATURES if merged <= {SHARE, FEATURES} else MIXED
+    if merged <= {OTHER}:
+        kind = OTHER
+    elif merged <= {SHARE, FEATURES}:
+        kind = FEATURES
+    else:
+        kind = MIXED
     return altered(flow, axes=(*axes[:begin], kind, *axes[end + 1 :]))
 
 
@@ -250,7 +255,10 @@ def rearranged(flow: Flow, pattern: Any) -> Flow:
     axes = []
     for group in after:
         merged = {kinds.get(name, OTHER) for name in group}
-        axes.append(merged.pop() if len(merged) == 1 else OTHER if not merged else MIXED)
+        if len(merged) > 1:
+            axes.append(MIXED)
+        else:
+            axes.append(merged.pop() if merged else OTHER)
     return altered(flow, axes=tuple(axes), is_open=["..."] in after)
 
 

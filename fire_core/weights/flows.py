@@ -14,7 +14,7 @@ from fire_core.weights.code import Function
 
 Part = tuple[tuple[Any, Any], ...]  # how a part was taken: (where, which of the parts), cut after cut; () for all
 
-FEATURES, SHARE, OTHER, MIXED, UNSURE = "F", "f", "o", "m", "?"  # kinds of axes: of all features, of a part of them
+FEATURES, SHARE, OTHER, MIXED = "F", "f", "o", "m"  # kinds of axes: of all features, of a part of them
 PLAIN_TYPES = (int, float, str, bool, bytes, type(None))
 
 
@@ -160,13 +160,11 @@ class Context:
         filename: the file with its source.
         owner: the class that defines it, if it is a method.
         module: the module whose method it is.
-        caller: name of the class whose code called it.
     """
 
     filename: str
     owner: type | None = None
     module: Any = None
-    caller: str = ""
 
 
 class Place(ast.AST):

@@ -45,22 +45,26 @@ def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set
     if isinstance(model, nn.ModuleList):
         return set()  # of networks side by side, or of blocks in a row: nothing says so
     wrapped = list(networks_within(model))
-    free = [network for network in wrapped or [Network(model, None)] if named.isdisjoint(_weights_of(network.module))]
+    networks_without_head = []
+    for network in wrapped or [Network(model, None)]:
+        if named.isdisjoint(_weights_of(network.module)):
+            networks_without_head.append(network)
     is_run = forward_of(model)[0] is not nn.Module.forward
-    found: set[int] = set()
     # What lies in networks of one list with layers of the same sizes: perhaps blocks, of which one reads another.
-    alike: dict[tuple[int, Sizes], set[int]] = {}
+    modules_by_row_and_sizes: dict[tuple[int, Sizes], set[int]] = {}
     for network in wrapped:
         if network.row is not None:
             modules = {id(part) for part in network.module.modules()}
-            alike.setdefault((id(network.row), _sizes(network.module)), set()).update(modules)
-    for network in free:
-        beside = alike.get((id(network.row), _sizes(network.module)), set())
+            modules_by_row_and_sizes.setdefault((id(network.row), _sizes(network.module)), set()).update(modules)
+    output_keys: set[int] = set()
+    for network in networks_without_head:
+        siblings = modules_by_row_and_sizes.get((id(network.row), _sizes(network.module)), set())
         is_part = bool(wrapped) and is_run
-        found |= _outputs_of(network.module, code, _weights_of(network.module), is_part, beside)
-    if wrapped and is_run and free:
-        found |= _outputs_of(model, code, set().union(*(_weights_of(network.module) for network in free)), False, set())
-    return found
+        output_keys |= _output_layer_keys(network.module, code, _weights_of(network.module), is_part, siblings)
+    if wrapped and is_run and networks_without_head:
+        weights = set().union(*(_weights_of(network.module) for network in networks_without_head))
+        output_keys |= _output_layer_keys(model, code, weights, is_part=False, siblings=set())
+    return output_keys
 
 
 def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator[Network]:
@@ -73,8 +77,8 @@ def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator
         row: the list of modules in which it lies, if it lies in one.
     """
     parts = list(parts_of(module))
-    held = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.ndim > 1]
-    if held or not parts or any(sum(map(is_linear, part.module.modules())) < 2 for part in parts):
+    matrices = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.ndim > 1]
+    if matrices or not parts or any(sum(map(is_linear, part.module.modules())) < 2 for part in parts):
         return
     for part in parts:
         inside = list(networks_within(*part)) if not isinstance(part.module, nn.Sequential) else []
@@ -100,7 +104,9 @@ def _weights_of(network: nn.Module) -> set[int]:
     return {id(layer.weight) for layer in network.modules() if is_dense(layer)}
 
 
-def _outputs_of(network: nn.Module, code: SourceReader, weights: Set[int], is_part: bool, beside: Set[int]) -> set[int]:
+def _output_layer_keys(
+    network: nn.Module, code: SourceReader, weights: Set[int], is_part: bool, siblings: Set[int]
+) -> set[int]:
     """Return the `id`s of the weights of a network's output layers.
 
     Args:
@@ -108,26 +114,36 @@ def _outputs_of(network: nn.Module, code: SourceReader, weights: Set[int], is_pa
         code: what was read of the model.
         weights: `id`s of the weights of its linear layers.
         is_part: whether another forward pass uses what it returns.
-        beside: `id`s of what lies in this and other networks of one list with layers of the same sizes: they are
-            blocks, if one reads what another one returns.
+        siblings: `id`s of all modules in this and in other networks of one list with layers of the same sizes. They are
+            blocks if one reads what another one returns.
     """
-    found: set[int] = set()
+    output_keys: set[int] = set()
     if is_linear(network):
-        return found
-    after = {key: code.steps_after(key) for key in weights}
-    counts = Counter(step for steps in after.values() for step in steps)
+        return output_keys
+    steps_after = {key: code.steps_after(key) for key in weights}
+    layers_with_step = Counter(step for steps in steps_after.values() for step in steps)
+    own_modules = {id(module) for module in network.modules()} if is_part else set()
     for flow in code.results.get(network, ()):
         keys = {key for key, _ in flow.origins}
-        steps = flow.steps.union(*(code.steps_after(key) for key in keys)) if is_part else flow.steps
+        steps = set(flow.steps)
+        if is_part:  # what the other forward pass does with the result counts too
+            for key in keys:
+                steps |= code.steps_after(key)
         if not keys or not keys <= weights or steps & _HIDDEN:
             continue
-        used = {key for key in keys if code.is_consumed(key)}
+        is_consumed = any(code.is_consumed(key) for key in keys)
         if len(keys) > 1:  # the value and the advantages of a dueling network
-            found |= keys if not used else set()
+            if not is_consumed:
+                output_keys |= keys
             continue
         (key,) = keys
-        is_hidden = used and any(counts[step] > (step in after[key]) for step in steps)
-        inside = {id(part) for part in network.modules()} if is_part else set()
-        is_block = code.is_residual(key) or not (code.readers_of(key) & beside <= inside)
-        found |= keys if not is_hidden and not is_block else set()
-    return found
+        has_shared_step = False  # whether a step of this output comes after another layer too
+        for step in steps:
+            other_layers = layers_with_step[step] - (1 if step in steps_after[key] else 0)
+            has_shared_step = has_shared_step or other_layers > 0
+        is_hidden = is_consumed and has_shared_step
+        is_read_by_sibling = not (code.readers_of(key) & siblings <= own_modules)
+        is_block = code.is_residual(key) or is_read_by_sibling
+        if not is_hidden and not is_block:
+            output_keys.add(key)
+    return output_keys

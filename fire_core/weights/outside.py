@@ -190,11 +190,19 @@ class _Recorder:
     def _cache(self, function: Any) -> None:
         """Have a `functools` cache emptied if a pass fills it, since it may hold the copy or what the copy computed."""
         before = function.cache_info().currsize
-        self.restores.append(lambda: function.cache_clear() if function.cache_info().currsize != before else None)
+
+        def empty_if_filled() -> None:
+            if function.cache_info().currsize != before:
+                function.cache_clear()
+
+        self.restores.append(empty_if_filled)
 
     def _visit(self, value: object) -> bool:
         """Mark an object as visited, and return whether it was not visited before."""
-        return id(value) not in self._visited and self._visited.setdefault(id(value), value) is value
+        if id(value) in self._visited:
+            return False
+        self._visited[id(value)] = value
+        return True
 
 
 def _delete_new_attributes(kind: type, known: Iterable[str]) -> None:
@@ -269,7 +277,10 @@ def _refill(value: Any, contents: Any, before: list[Any]) -> None:
     after = _items(value)
     if len(after) != len(before) or any(a is not b for a, b in zip(after, before, strict=True)):
         value.clear()
-        (value.extend if isinstance(value, (list, deque)) else value.update)(contents)
+        if isinstance(value, (list, deque)):
+            value.extend(contents)
+        else:
+            value.update(contents)
 
 
 def _write_back(value: Tensor, before: Tensor, had_history: bool) -> None:

@@ -247,7 +247,9 @@ class FunctionReading:
         known = [item for item in items if not isinstance(item, Rest)]
         if any(isinstance(item, nn.Module) or _holds_module(item) for item in known):
             return known
-        return known[:MOST_TURNS] if known else [Unknown()] * bool(items)
+        if known or not items:
+            return known[:MOST_TURNS]
+        return [Unknown()]
 
     def _items_of(self, value: Any, count: int | None = None, node: ast.AST | None = None) -> list[Any] | None:
         """Return the items of a value that is iterated over or unpacked; None if they are not known."""
@@ -515,8 +517,13 @@ class FunctionReading:
     def _meet_own_sum(self, first: Flow, second: Flow, node: ast.AST) -> None:
         """Record for `x + w * (y - x)` that x meets a sum which contains x already, and y does not."""
         for flow, other in ((first, second), (second, first)):
-            sums = dict(other.origins)
-            if any(key in sums and part != sums[key] == part[: len(sums[key])] for key, part in flow.origins):
+            parts_of_other = dict(other.origins)
+            is_contained = False  # whether `other` carries a part of a layer's output in which a part of `flow` lies
+            for key, part in flow.origins:
+                larger = parts_of_other.get(key)
+                if larger is not None and larger != part and part[: len(larger)] == larger:
+                    is_contained = True
+            if is_contained:
                 self.reader.pass_through(flow, "added again", span_of(node, self.context))
 
     def _noted_beside(self, flow: Flow, name: str, other: Any, side: int) -> Flow:
@@ -525,8 +532,9 @@ class FunctionReading:
             return flow
         if name in ("Add", "Sub"):
             name = "Add"
-            for key, _ in flow.origins if len(flow.origins) < MOST_ADDED else ():
-                self.reader.added.setdefault(key, set()).add(self.reader.number(other))
+            if len(flow.origins) < MOST_ADDED:
+                for key, _ in flow.origins:
+                    self.reader.added.setdefault(key, set()).add(self.reader.number(other))
             flow = flow if isinstance(other, Flow) else with_step(flow, "added")
         name = f"Div {side}" if name == "Div" else name
         noted: Flow = self.reader.noted(flow, name, self.reader.number(other))
@@ -580,7 +588,7 @@ class FunctionReading:
             source = source_of(getter) if not is_torchs(getter) else None
             if source is None:
                 return Unknown()
-            context = Context(file_of(getter), where, owner, self.context.caller)
+            context = Context(file_of(getter), where, owner)
             return self.reader.call_function(source, outer_names(getter), [owner], {}, context)
         if isinstance(function, (staticmethod, classmethod)):
             return function.__func__ if isinstance(function, staticmethod) else Method(owner, name)
@@ -766,7 +774,7 @@ class FunctionReading:
         if inspect.isfunction(callee) and matters:
             source = source_of(callee)
             if source is not None:
-                context = Context(file_of(callee), None, None, self.context.caller)
+                context = Context(file_of(callee))
                 return self.reader.call_function(source, outer_names(callee), args, kwargs, context)
         notes = self.reader.notes_of_call(arguments, "call", name or id(callee))
         for slot, value in enumerate(arguments):
@@ -880,7 +888,7 @@ class FunctionReading:
         if source is None:
             self.reader.escape([*args, *kwargs.values()], "call", name)
             return Unknown()
-        context = Context(file_of(function), where, owner.owner, self.context.caller)
+        context = Context(file_of(function), where, owner.owner)
         return self.reader.call_function(source, outer_names(function), [owner.owner, *args], kwargs, context)
 
     def _call_torch_forward(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -916,7 +924,7 @@ class FunctionReading:
         if not inspect.isfunction(inspect.unwrap(function)) or (source := source_of(function)) is None:
             self.reader.escape([*args, *kwargs.values()], "call", name)
             return Unknown()
-        context = Context(file_of(function), where, module, self.context.caller)
+        context = Context(file_of(function), where, module)
         return self.reader.call_function(source, outer_names(function), [*inside, *args], kwargs, context)
 
     # ----------------------------------------------------------------------------------------------- torch's operations

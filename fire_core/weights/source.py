@@ -34,7 +34,6 @@ from fire_core.weights.flows import (
     OTHER,
     PLAIN_TYPES,
     SHARE,
-    UNSURE,
     Context,
     Flow,
     Inner,
@@ -83,7 +82,6 @@ class LayerUse:
         spans: from each part to the same place as (file, first line, last line).
         changed: where the weight is changed before it is multiplied; "" if it is not.
         escapes: whether the output is used where it cannot be followed.
-        holder: the class whose code calls the layer.
     """
 
     calls: int = 0
@@ -95,7 +93,6 @@ class LayerUse:
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
     changed: str = ""
     escapes: bool = False
-    holder: str = ""
 
     @property
     def cut(self) -> list[Part]:
@@ -138,8 +135,6 @@ class SourceReader:
 
     def __init__(self, model: nn.Module) -> None:
         self.uses: dict[int, LayerUse] = {}
-        self.in_turn: set[nn.Module] = set()  # lists of modules that are called one after the other
-        self.reads_input: set[int] = set()  # weights of layers that are given what no layer made
         self.rows: dict[int, int] = {}  # features of each layer
         self.results: dict[nn.Module, list[Flow]] = {}  # what each module returns
         self.inputs: set[int] = set()  # the numbers of what each module is given
@@ -272,7 +267,7 @@ class SourceReader:
 
     def take_part(self, flow: Flow, axis: int | None, which: Any, where: Any, node: ast.AST, context: Context) -> Flow:
         """Return a part of a tensor along an axis; the tensor itself if the axis holds no features."""
-        if flow.axes is None or axis is None or flow.axes[axis] not in (FEATURES, SHARE, UNSURE):
+        if flow.axes is None or axis is None or flow.axes[axis] not in (FEATURES, SHARE):
             return flow
         origins = set()
         for key, part in flow.origins:
@@ -360,7 +355,7 @@ class SourceReader:
             notes = self.notes_of_call(arguments, "module", id(module))
             args = [self._from_outside(value) for value in args]
             kwargs = {key: self._from_outside(value) for key, value in kwargs.items()}
-        context = Context(file_of(function), owner, module, type(module).__name__)
+        context = Context(file_of(function), owner, module)
         result = self.call_function(source, outer_names(function), [module, *args], kwargs, context)
         return with_notes(result, notes)
 
@@ -377,8 +372,6 @@ class SourceReader:
         if weight is None:
             return Unknown()
         first_input = next(iter([*args, *kwargs.values()]), None)
-        if isinstance(first_input, Unknown):
-            self.reads_input.add(id(weight))
         return self.output_of(id(weight), module, first_input)
 
     def _read_own_forward(self, module: nn.Module, weight: Tensor, count: int) -> None:
@@ -390,7 +383,7 @@ class SourceReader:
         use.own_forward, source = "unclear", source_of(function)
         if source is None:
             return
-        context = Context(file_of(function), owner, module, type(module).__name__)
+        context = Context(file_of(function), owner, module)
         before = use.multiplied
         self.call_function(source, outer_names(function), [module, *[Unknown()] * max(1, count)], {}, context)
         if use.changed:

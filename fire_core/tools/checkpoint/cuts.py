@@ -89,17 +89,22 @@ def cut(
     for entry in entries:
         groups.setdefault(entry.name, []).append(entry)
     parameters = {alias: group for name, group in groups.items() for alias in (name, *group[0].aliases)}
-    places = _parameter_names(
-        checkpoint, parameters, "--model" if model else "config.json" if module is not None else ""
-    )
+    origin = ""  # of the model, for messages
+    if model:
+        origin = "--model"
+    elif module is not None:
+        origin = "config.json"
+    places = _parameter_names(checkpoint, parameters, origin)
     if module is None:
         cuts = [_cut_of_tensor(stored, stored.name, parameters) for stored in checkpoint.tensors]
         return Cuts(_without_copies(cuts), [note], named=True)
     cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
-    held = {places.get(one.stored.name) for one in cuts}
-    missing = [name for name, group in groups.items() if not held & {name, *group[0].aliases}]
-    some = ", ".join(missing[:4]) + ", ..." * (len(missing) > 4)
-    notes = [*entries.warnings, *[f"{len(missing)} parameters are not in the checkpoint: {some}"] * bool(missing)]
+    notes = [*entries.warnings]
+    names_in_checkpoint = {places.get(tensor_cut.stored.name) for tensor_cut in cuts}
+    missing = [name for name, group in groups.items() if not names_in_checkpoint & {name, *group[0].aliases}]
+    if missing:
+        more = ", ..." if len(missing) > 4 else ""
+        notes.append(f"{len(missing)} parameters are not in the checkpoint: {', '.join(missing[:4])}{more}")
     return Cuts(_without_copies(cuts), notes, named=False)
 
 
@@ -133,8 +138,13 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
         CheckpointError: the tensors have no names, or no tensor has a parameter's name.
     """
     names = [stored.name for stored in checkpoint.tensors]
-    starts = {name: [0, *(i + 1 for i, letter in enumerate(name) if letter == ".")] for name in names}
-    prefixes = Counter(name[:i] for name in names for i in starts[name] if name[i:] in parameters)
+    prefixes: Counter[str] = Counter()  # how many names are a parameter's behind each prefix
+    for name in names:
+        words = name.split(".")
+        for i in range(len(words)):
+            inner = ".".join(words[i:])
+            if inner in parameters:
+                prefixes[name.removesuffix(inner)] += 1
     if not prefixes and not origin:
         raise CheckpointError(f"{checkpoint.path} holds tensors without names: save a state_dict, names to tensors")
     if not prefixes:
@@ -143,8 +153,14 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
             "one of its parameters"
         )
     most = max(prefixes.values())
-    found = ((name, name.removeprefix(prefix)) for prefix in prefixes if prefixes[prefix] == most for name in names)
-    return {name: inner for name, inner in found if inner in parameters}
+    parameter_names = {}
+    for prefix, count in prefixes.items():
+        if count == most:
+            for name in names:
+                inner = name.removeprefix(prefix)
+                if inner in parameters:
+                    parameter_names[name] = inner
+    return parameter_names
 
 
 def _cut_of_tensor(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> Cut:
