@@ -85,7 +85,7 @@ Lfm2ShortConv Lfm2MoeShortConv Lfm3ShortConv Lfm3VlVisionShortConv | in_proj | B
 timm.efficientvim.HSMSSD | BCdt_proj | B,C,dt=state_dim
 timm.efficientvim.HSMSSD | hz_proj | h z
 timm.focalnet.FocalModulation | f | q,context=dim gates=focal_level+1
-FocalNetModulation | projection_in | q,context=rows-focal_level-1/2 gates=focal_level+1
+FocalNetModulation | projection_in | q,context=dim gates=focal_level+1
 GraniteSpeech5EncoderConvolutionModule | pointwise_lin1 | value gate
 Phi4MultimodalAudioGluPointWiseConv | ext_pw_conv_1d | up gate
 
@@ -132,7 +132,7 @@ def _table() -> dict[str, dict[str, tuple[str, str]]]:
 TABLE = _table()
 # The gates of recurrent layers in the order of torch's rows.
 _GATES = {"LSTM": "i f g o", "GRU": "r z n", "LSTMCell": "i f g o", "GRUCell": "r z n"}
-_OPERATORS = {"": operator.add, "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
+_OPERATORS = {"": operator.add, "+": operator.add, "*": operator.mul, "/": operator.floordiv}
 UNKNOWN_HEADS = "its number of heads is not known"
 
 
@@ -296,14 +296,14 @@ def evaluate(module: Any, expression: str, rows: int = 0) -> int:
 
     Args:
         module: the module with the attributes, or with a `config` that has them.
-        expression: numbers, names of attributes and the word `rows`, joined by + - * /, where / rounds down.
+        expression: numbers, names of attributes and the word `rows`, joined by + * /, where / rounds down.
         rows: the value of `rows`.
 
     Raises:
         RuleDoesNotFit: neither the module nor its `config` has a whole number above 0 of that name.
     """
     result = 0
-    for sign, term in re.findall(r"([-+*/]?)(\w+)", expression):
+    for sign, term in re.findall(r"([+*/]?)(\w+)", expression):
         if term.isdigit():
             value = int(term)
         elif term == "rows":
