@@ -1,4 +1,4 @@
-"""Does Muon train the right matrices? What is wrong with groups of parameters, and the line of code that mends it.
+"""Does Muon train the right matrices? What is wrong with groups of parameters, and the line of code that fixes it.
 
     print(check_muon(model, (muon, adamw)))
 
@@ -59,7 +59,7 @@ class MuonProblem:
             notes "adam", "heads", "raw", "foreign".
         name: the parameter's name in `named_parameters()`, without those of wrappers.
         message: what is wrong, the end of a sentence that begins with the name.
-        line: Python that mends it, in the names `model` and those of the call: `optimizer`, `optimizers` or `groups`.
+        line: Python that fixes it, in the names `model` and those of the call: `optimizer`, `optimizers` or `groups`.
     """
 
     rank: str
@@ -122,8 +122,8 @@ class MuonReport:
             rows.append((rank, label, message))
             lines.setdefault(several[0].line, []).append(label)
         table = text_table(("rank", "parameter", "what is wrong"), rows)
-        mend = [textwrap.fill(f"{listed(labels)}:", WIDTH) + f"\n    {line}" for line, labels in lines.items()]
-        return "\n".join([first, "", table, "", "The lines that mend it:", *mend])
+        fixes = [textwrap.fill(f"{listed(labels)}:", WIDTH) + f"\n    {line}" for line, labels in lines.items()]
+        return "\n".join([first, "", table, "", "The lines that fix it:", *fixes])
 
 
 # ------------------------------------------------------------------------------------------------------------ the check
@@ -165,8 +165,8 @@ class Holder(NamedTuple):
     """One group of parameters, and who trains it.
 
     Attributes:
-        parameters: of the group.
-        group: its options.
+        parameters: the parameters of the group.
+        group: the group itself, with its options.
         optimizer: the optimizer itself, inside all wrappers; None where groups alone are given.
         place: Python for the list of its parameters, in the names of the call: `optimizer.param_groups[0]["params"]`.
     """
@@ -268,8 +268,8 @@ def _holders_of_optimizer(optimizer: Any, place: str) -> Iterator[Holder]:
     """Yield the groups of an optimizer; parameters of a wrapper's inner optimizers come with the inner one alone.
 
     Args:
-        optimizer: of any class.
-        place: Python for it, in the names of the call: `optimizers[0]`.
+        optimizer: an optimizer of any class.
+        place: Python for the optimizer, in the names of the call: `optimizers[0]`.
 
     Raises:
         TypeError: it is no optimizer.
@@ -363,9 +363,9 @@ class _Checker:
 
     Args:
         model: the module.
-        read: its matrices.
+        read: the matrices of the model.
         holders: all groups.
-        masters: of `_weights_by_master`.
+        masters: the result of `_weights_by_master`.
     """
 
     def __init__(self, model: nn.Module, read: Matrices, holders: list[Holder], masters: Mapping[int, Tensor]) -> None:
@@ -621,7 +621,7 @@ class _Checker:
             self._behaviours[key] = behaviour_of(holder.optimizer, holder.group, p)
         return self._behaviours[key]
 
-    # ------------------------------------------------------------------------------------------- the lines that mend it
+    # -------------------------------------------------------------------------------------------- the lines that fix it
 
     def _problem(self, rank: str, kind: str, p: Tensor, message: str, line: str) -> MuonProblem:
         return MuonProblem(rank, kind, clean_name(self.paths[id(p)]), message, line)
@@ -673,7 +673,7 @@ class _Checker:
         return f"p = {self._code_of_parameter(p)}; {'; '.join(lines)}{again}"
 
     def _line_to_rebuild(self, holder: Holder) -> str:
-        """Return the line that builds all groups anew, for `SplitMuon` or a package that has words for cuts."""
+        """Return the line that builds all groups anew, for `SplitMuon` or a package that has options for cuts."""
         package = type(holder.optimizer).__module__.partition(".")[0]
         rate = _number_text(holder.group.get("lr"), 0.02)
         if package == "muonium":

@@ -1,10 +1,10 @@
-"""Groups for other packages' Muon, in their own words for fused weights.
+"""Groups for other packages' Muon, with their own options for fused weights.
 
     optimizer = muonium.Muon(muonium_groups(model), lr=0.02)
     optimizer = gram_newton_schulz.Muon(gram_newton_schulz_groups(model).muon, lr=0.02)
 
-Which matrices a weight holds is what `muon_groups` reads; a weight whose cut a package has no words for is left to the
-other optimizer, with a warning that names it.
+Which matrices a weight holds is what `muon_groups` reads; a weight whose cut a package has no option for is left to
+the other optimizer, with a warning that names it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def muonium_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
     """Return groups for `muonium.Muon` (0.2): fused weights with `split_sizes`, convolutions with `flatten`, AdamW's.
 
     `split_sizes` are runs of rows of a matrix (d_out, d_in). A stack (count, d_out, d_in) is taken matrix by matrix.
-    It has no words for weights that are stored (d_in, d_out), interleaved by head, or stacks of fused matrices, nor for
-    grouped and transposed convolutions: these are left to AdamW.
+    It has no option for weights that are stored (d_in, d_out) or interleaved by head, for stacks of fused matrices, or
+    for grouped and transposed convolutions: these are left to AdamW.
 
     Args:
         model: any module.
@@ -38,16 +38,17 @@ def muonium_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
         The groups, each with `algorithm`: "muon" or "adamw".
 
     Raises:
-        ValueError: an option that `resolve` refuses, or no hidden matrix that these groups can say.
+        ValueError: an option that `resolve` refuses, or no hidden matrix whose cut these groups can express.
 
     Warns:
-        FireWarning: weights that are left to AdamW for want of words, and those of `muon_groups`.
+        FireWarning: weights that are left to AdamW because muonium has no option for their cut, and the warnings of
+            `muon_groups`.
     """
-    muon, adam = _sayable_groups(model, "muonium", _in_words_of_muonium, options)
+    muon, adam = _supported_groups(model, "muonium", _options_for_muonium, options)
     groups = []
     for group in by_shape(muon):
-        words = _in_words_of_muonium(group["params"][0], group["cuts"])
-        groups.append({"params": group["params"], "algorithm": "muon"} | words)
+        cut_options = _options_for_muonium(group["params"][0], group["cuts"])
+        groups.append({"params": group["params"], "algorithm": "muon"} | cut_options)
     return [*groups, *([{"params": adam, "algorithm": "adamw"}] if adam else [])]
 
 
@@ -65,16 +66,17 @@ def gram_newton_schulz_groups(model: nn.Module, **options: Any) -> MuonGroups:
         `muon, adam`: the groups, and all other trainable parameters for an optimizer of their own, `scalar_optimizer=`.
 
     Raises:
-        ValueError: an option that `resolve` refuses, or no hidden matrix that these groups can say.
+        ValueError: an option that `resolve` refuses, or no hidden matrix whose cut these groups can express.
 
     Warns:
-        FireWarning: weights that are left to the other optimizer for want of words, and those of `muon_groups`.
+        FireWarning: weights that are left to the other optimizer because the package has no option for their cut, and
+            the warnings of `muon_groups`.
     """
-    muon, adam = _sayable_groups(model, "gram_newton_schulz", _in_words_of_gram_newton_schulz, options)
+    muon, adam = _supported_groups(model, "gram_newton_schulz", _options_for_gram_newton_schulz, options)
     groups = []
     for group in by_shape(muon):
-        words = _in_words_of_gram_newton_schulz(group["params"][0], group["cuts"])
-        groups.append({"params": group["params"]} | words)
+        cut_options = _options_for_gram_newton_schulz(group["params"][0], group["cuts"])
+        groups.append({"params": group["params"]} | cut_options)
     return MuonGroups(groups, adam)
 
 
@@ -90,93 +92,97 @@ def by_shape(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"params": parameters, "cuts": cuts} for (cuts, _), parameters in divided.items()]
 
 
-class CannotSayError(Exception):
-    """A package has no words for a cut; the message says for what of it."""
+class UnsupportedCutError(Exception):
+    """A package has no option for a cut; the message names the kind of weights."""
 
 
-InWords = Callable[[Tensor, Cuts], dict[str, Any]]
+OptionsForCut = Callable[[Tensor, Cuts], dict[str, Any]]
 
 
-def _sayable_groups(model: nn.Module, package: str, in_words: InWords, options: Mapping[str, Any]) -> MuonGroups:
-    """Return the groups of `muon_groups` that a package has words for, and all other parameters.
+def _supported_groups(
+    model: nn.Module, package: str, options_for: OptionsForCut, options: Mapping[str, Any]
+) -> MuonGroups:
+    """Return the groups of `muon_groups` that a package has options for, and all other parameters.
 
     Args:
         model: any module.
-        package: its name, for messages.
-        in_words: gives the package's options for a weight, or raises a CannotSayError.
-        options: of `muon_groups`.
+        package: the package's name, for messages.
+        options_for: returns the package's options for a weight, or raises an UnsupportedCutError.
+        options: options of `muon_groups`.
 
     Raises:
-        ValueError: the package has words for no hidden matrix.
+        ValueError: the package has no option for any hidden matrix.
 
     Warns:
-        FireWarning: weights that are left to the other optimizer for want of words, and those of `muon_groups`.
+        FireWarning: weights that are left to the other optimizer because the package has no option for their cut, and
+            the warnings of `muon_groups`.
     """
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", FireWarning)
         muon, adam = muon_groups(model, **options)
-    for line in said:  # from the caller's line
+    for line in caught:  # from the caller's line
         warnings.warn(line.message, line.category, stacklevel=3)
     names = {id(p): clean_name(name) for name, p in unwrap(model).named_parameters()}
-    groups, left = [], dict[str, list[str]]()
+    groups, unsupported = [], dict[str, list[str]]()
     rest = list(adam)
     for group in muon:
-        sayable = []
+        supported = []
         for parameter in group["params"]:
             try:
-                in_words(parameter, group["cuts"])
-            except CannotSayError as error:
-                left.setdefault(str(error), []).append(names[id(parameter)])
+                options_for(parameter, group["cuts"])
+            except UnsupportedCutError as error:
+                unsupported.setdefault(str(error), []).append(names[id(parameter)])
                 rest.append(parameter)
             else:
-                sayable.append(parameter)
-        if sayable:
-            groups.append({"params": sayable, "cuts": group["cuts"]})
+                supported.append(parameter)
+        if supported:
+            groups.append({"params": supported, "cuts": group["cuts"]})
     if not groups:
-        why = "; ".join(f"{listed(held)}: {reason}" for reason, held in left.items())
-        raise ValueError(f"{package} has no words for any hidden matrix of the model ({why}): SplitMuon takes them")
-    for reason, held in left.items():
+        why = "; ".join(f"{listed(weight_names)}: {reason}" for reason, weight_names in unsupported.items())
+        raise ValueError(f"{package} has no option for any hidden matrix of the model ({why}): SplitMuon takes them")
+    for reason, weight_names in unsupported.items():
         warnings.warn(
-            f"{package} has no words for {reason}: {listed(held)} go to the other optimizer; SplitMuon takes them",
+            f"{package} has no option for {reason}: {listed(weight_names)} go to the other optimizer; SplitMuon takes "
+            "them",
             FireWarning,
             stacklevel=3,
         )
     return MuonGroups(groups, rest)
 
 
-def _in_words_of_muonium(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
+def _options_for_muonium(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
     """Return the options of a group of `muonium.Muon` that say how a weight is cut.
 
     Raises:
-        CannotSayError: it has no options for these cuts.
+        UnsupportedCutError: it has no options for these cuts.
     """
     entries = entries_of(parameter, cuts)
     first = entries[0]
     if any(entry.transposed for entry in entries):
-        raise CannotSayError("weights that are stored (d_in, d_out)")
+        raise UnsupportedCutError("weights that are stored (d_in, d_out)")
     if any(entry.repeats * entry.heads > 1 for entry in entries):
-        raise CannotSayError("weights that are interleaved or cut by head")
+        raise UnsupportedCutError("weights that are interleaved or cut by head")
     if first.kind == "conv_transpose" or any(entry.groups > 1 for entry in entries):
-        raise CannotSayError("grouped and transposed convolutions and stacks of matrices in two dimensions")
+        raise UnsupportedCutError("grouped and transposed convolutions and stacks of matrices in two dimensions")
     if len(entries) > 1 and parameter.ndim != 2:
-        raise CannotSayError("fused weights of more than two dimensions")
+        raise UnsupportedCutError("fused weights of more than two dimensions")
     if first.kind == "conv":
         return {"flatten": True}
     sizes = tuple(entry.shape[0] for entry in entries)
     return {"flatten": False} | ({"split_sizes": sizes} if len(sizes) > 1 else {})
 
 
-def _in_words_of_gram_newton_schulz(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
+def _options_for_gram_newton_schulz(parameter: Tensor, cuts: Cuts) -> dict[str, Any]:
     """Return the options of a group of `gram_newton_schulz.Muon` that say how a weight is cut: two functions.
 
     Raises:
-        CannotSayError: it cannot hold these cuts.
+        UnsupportedCutError: it cannot hold these cuts.
     """
     if parameter.ndim > 4:
-        raise CannotSayError("three-dimensional convolutions")
+        raise UnsupportedCutError("three-dimensional convolutions")
     stacks = [matrices_of(entry, _on_meta_device(parameter)) for entry in entries_of(parameter, cuts)]
     if parameter.ndim == 3 and any(len(stack) != len(parameter) for stack in stacks):
-        raise CannotSayError("three-dimensional weights whose matrices do not lie in the first dimension")
+        raise UnsupportedCutError("three-dimensional weights whose matrices do not lie in the first dimension")
     split = Split(tuple(cuts), tuple(parameter.shape))
     return {"param_split_fn": split, "param_recombine_fn": Recombine(split)}
 
@@ -191,8 +197,8 @@ class Split:
     """Cuts a tensor of a parameter's shape into its matrices: the `param_split_fn` of gram_newton_schulz.
 
     Attributes:
-        cuts: of `muon_groups`.
-        shape: of the parameter.
+        cuts: the cuts of a group of `muon_groups`.
+        shape: shape of the parameter.
     """
 
     cuts: Cuts

@@ -193,17 +193,19 @@ def is_hidden(parameter: Tensor, entries: Iterable[Entry], outside: Mapping[int,
     """Return whether a parameter holds hidden matrices alone, which Muon is for.
 
     Args:
-        parameter: of the model.
-        entries: its own, of `entries_by_parameter`; none for a parameter without matrices.
-        outside: of `outside_layers`.
+        parameter: a parameter of the model.
+        entries: its entries in the result of `entries_by_parameter`; none for a parameter without matrices.
+        outside: the result of `outside_layers`.
     """
-    own = list(entries)
-    hidden = all(entry.role not in NOT_HIDDEN and min(entry.shape) > 1 for entry in own)
-    return bool(own) and hidden and id(parameter) not in outside
+    entries = list(entries)
+    are_hidden = all(entry.role not in NOT_HIDDEN and min(entry.shape) > 1 for entry in entries)
+    return bool(entries) and are_hidden and id(parameter) not in outside
 
 
 class SplitMuon(torch.optim.Optimizer):
-    """`torch.optim.Muon` for weights that hold several matrices; options, defaults and numbers are its own.
+    """`torch.optim.Muon` for weights that hold several matrices.
+
+    It has the options, the defaults and the results of torch's class.
 
     Fed the same gradients, a fused weight is changed bit for bit as its parts are by `torch.optim.Muon`: each block has
     its own orthogonalised direction, and the rate is scaled by the block's shape. A convolution is one matrix
@@ -219,12 +221,12 @@ class SplitMuon(torch.optim.Optimizer):
     Args:
         params: the groups of `muon_groups`, or parameters, each of which is one matrix or a convolution.
         lr: learning rate.
-        weight_decay: decoupled.
-        momentum: of the running mean of gradients.
+        weight_decay: decoupled weight decay, which is multiplied by the learning rate.
+        momentum: momentum of the running mean of gradients.
         nesterov: whether the direction looks one gradient ahead.
-        ns_coefficients: of the quintic step.
+        ns_coefficients: coefficients (a, b, c) of the quintic step.
         eps: least norm that a direction is divided by.
-        ns_steps: quintic steps.
+        ns_steps: number of quintic steps.
         adjust_lr_fn: how the rate of an m x n matrix is scaled: "original" (None too) by sqrt(max(1, m / n)),
             "match_rms_adamw" by 0.2 sqrt(max(m, n)), "spectral_unclamped" by sqrt(m / n).
 
@@ -438,15 +440,16 @@ ADJUST: dict[str | None, Callable[[int, int], float]] = {
 
 # ------------------------------------------------------------------------------------------------------------- the cuts
 
-Cut: TypeAlias = tuple[Any, ...]
-Cuts: TypeAlias = tuple[Cut, ...]
+MuonCut: TypeAlias = tuple[Any, ...]
+Cuts: TypeAlias = tuple[MuonCut, ...]
+# A cut is a plain tuple, so that it can be hashed, compared, and stored in the state_dict of an optimizer.
 FIELDS = ("kind", "rows", "groups", "transposed", "repeats", "heads", "columns")  # what a cut is, as plain data
 
 
-WHOLE: Cut = ("matrix", None, 1, False, 1, 1, False)  # one matrix, (1, T, d) tokens too
+WHOLE: MuonCut = ("matrix", None, 1, False, 1, 1, False)  # one matrix, (1, T, d) tokens too
 
 
-def cut_of(entry: Entry) -> Cut:
+def cut_of(entry: Entry) -> MuonCut:
     """Return the cut from which `entries_of` makes the entry's matrices again, for any parameter of its shape."""
     return tuple(getattr(entry, field) for field in FIELDS)
 

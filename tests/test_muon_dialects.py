@@ -151,7 +151,7 @@ def test_muonium_has_no_words_for_a_transposed_weight() -> None:
 
 def test_what_muonium_has_no_words_for_goes_to_the_other_optimizer() -> None:
     model = Case("gpt_neox").model
-    with pytest.warns(FireWarning, match=r"muonium has no words for weights that are interleaved.*query_key_value"):
+    with pytest.warns(FireWarning, match=r"muonium has no option for weights that are interleaved.*query_key_value"):
         groups = muonium_groups(model)
     every = [p for group in groups for p in group["params"]]
     assert {id(p) for p in every} == {id(p) for p in model.parameters()}
