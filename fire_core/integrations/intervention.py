@@ -29,7 +29,7 @@ from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import optimizers_that_hold
 from fire_core.weights.topology import unwrap
 
-log = logging.getLogger("fire_core")
+logger = logging.getLogger("fire_core")
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 PREFIX = "fire/"  # of the names of logged numbers
 
@@ -86,7 +86,7 @@ class FireWith(Method):
 
 
 @dataclass(frozen=True, eq=False)
-class Changed:
+class ChangedWeight:
     """A weight that a method has changed.
 
     Attributes:
@@ -157,7 +157,7 @@ class Intervention:
         self.method = method or FireWith({"trainable_only": trainable_only, "masters": masters, **options})
         self.firings = 0
         self.fired: list[Firing] = []  # when the method has acted, and why, oldest first
-        self.changed: list[Changed] = []  # the weights changed last, until a later step has kept their new values
+        self.changed: list[ChangedWeight] = []  # the weights changed last, until a later step has kept their new values
         self.init: dict[str, dict[str, Tensor]] | None = None
         self.report: BoundaryReport | None = None  # of the last action
         self.observed: dict[str, Tensor | float | None] = {}  # metrics for the next `ask`
@@ -250,32 +250,50 @@ class Intervention:
         samples_before = {key: _sample(weight) for key, weight in self._weights().items()}
         with copied_to_masters(masters):
             returned = self.method.at_boundary(self.net, context)
-        self.changed = []
-        for key, weight in self._weights().items():
-            sample = _sample(weight)
-            if key in samples_before and not torch.equal(samples_before[key], sample):
-                self.changed.append(Changed(key, weight, samples_before[key], sample))
+        self.changed = self._changed_since(samples_before)
         self._reset_state_of_masters(masters)
         self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
-        with torch.no_grad():
-            for name, module in copied_modules.items():
-                changed_weights = {
-                    key: weight
-                    for key, weight in named_weights(module).items()
-                    if not _equal(weight, weights_before[name][key])
-                }
-                for model_copy in self.copies[name]:
-                    copied_weights = weights_of(model_copy, module)
-                    for key in changed_weights.keys() & copied_weights.keys():
-                        copied_weights[key].copy_(changed_weights[key])
+        self._update_copies(copied_modules, weights_before)
         reports = self.report.weights.values()
         columns = ("dfi_before", "dfi_after", "sfe") if reports else ()
         numbers = self.report.numbers | {column: sum(r.total(column) for r in reports) for column in columns}
         numbers |= {"firings": float(self.firings), "seconds": time.perf_counter() - begin}
         numbers |= {f"trigger/{name}": value for name, value in firing.numbers.items()}
-        log.info("step %d, %s: %s", firing.step, firing.reason, ", ".join(f"{k} {v:.4g}" for k, v in numbers.items()))
+        logger.info(
+            "step %d, %s: %s", firing.step, firing.reason, ", ".join(f"{k} {v:.4g}" for k, v in numbers.items())
+        )
         if self.log is not None:
             self.log(firing.step, {PREFIX + name: value for name, value in numbers.items()})
+
+    def _changed_since(self, samples_before: Mapping[str, Tensor]) -> list[ChangedWeight]:
+        """Return the weights whose samples are not those that were taken before the action."""
+        changed = []
+        for key, weight in self._weights().items():
+            sample = _sample(weight)
+            if key in samples_before and not torch.equal(samples_before[key], sample):
+                changed.append(ChangedWeight(key, weight, samples_before[key], sample))
+        return changed
+
+    @torch.no_grad()
+    def _update_copies(
+        self, modules: Mapping[str, nn.Module], weights_before: Mapping[str, Mapping[str, Tensor]]
+    ) -> None:
+        """Write the weights that an action has changed to the copies of their models.
+
+        Args:
+            modules: the modules that have copies, by name.
+            weights_before: the weights of each module before the action.
+        """
+        for name, module in modules.items():
+            changed_weights = {
+                key: weight
+                for key, weight in named_weights(module).items()
+                if not _equal(weight, weights_before[name][key])
+            }
+            for model_copy in self.copies[name]:
+                copied_weights = weights_of(model_copy, module)
+                for key in changed_weights.keys() & copied_weights.keys():
+                    copied_weights[key].copy_(changed_weights[key])
 
     @torch.no_grad()
     def _write_masters_to_weights(self) -> None:
@@ -300,7 +318,7 @@ class Intervention:
             if master.rows is not None:
                 reset.rows([master.tensor], master.rows)
         for note in reset.notes:
-            log.warning(note)
+            logger.warning(note)
 
     def _weights(self) -> dict[str, Tensor]:
         """Return all parameters by "network.parameter"."""
@@ -343,7 +361,9 @@ class Intervention:
         if state["kind"] == str(self.trigger):
             self.trigger.load_state_dict(state["trigger"])
         else:
-            log.warning("the checkpoint's trigger was %s, now it is %s, which starts anew", state["kind"], self.trigger)
+            logger.warning(
+                "the checkpoint's trigger was %s, now it is %s, which starts anew", state["kind"], self.trigger
+            )
             self.trigger.last = state["trigger"]["last"]
         self.firings, self.observed = state["firings"], dict(state.get("observed", {}))
         self.fired = [Firing(**firing) for firing in state.get("fired", [])]  # older checkpoints have no list
