@@ -93,9 +93,9 @@ class SelfNormalizedResets(Method):
         """Return the record of how long each unit has been silent, empty, in the form of the chosen variant.
 
         Args:
-            units: of all layers together.
-            batch: samples of a training pass.
-            device: holds the record.
+            units: number of units of all layers together.
+            batch: number of samples in a training pass.
+            device: the device that holds the record.
         """
         options = (self.percentile, self.every, self.max_age, self.growth)
         if self.variant == "fire_paper":

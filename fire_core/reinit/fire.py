@@ -14,9 +14,9 @@ from fire_core.errors import FireWarning
 from fire_core.polar.factor import full_precision
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
-from fire_core.reinit.initial import given, initial_of, initial_weights
+from fire_core.reinit.initial import find_initial_value, initial_weights, require_initial_value
 from fire_core.reinit.project import Projection, check_results, make_batches, project
-from fire_core.reinit.report import Kept, Report, Row, running_statistics
+from fire_core.reinit.report import KeptWeight, Report, Row, running_statistics
 from fire_core.reinit.scales import scale_of
 from fire_core.weights import distributed
 from fire_core.weights.entry import Declared, Entry
@@ -218,14 +218,14 @@ def _apply(model: nn.Module, entries: list[Entry], options: Projection, init: Ma
     check_weights(unwrap(model), [*to_project, *to_reinitialise])
     initial = initial_weights(init, [*to_project, *to_reinitialise])
     for entry in to_reinitialise:
-        initial_of(entry, initial)  # raises if it is missing
+        require_initial_value(entry, initial)  # raises if it is missing
     tensors = [(entry.name, entry.parameter) for entry in to_project]
     for entry in to_project:
-        initial_value = given(entry, initial)
+        initial_value = find_initial_value(entry, initial)
         if initial_value is not None:
             tensors.append((f"init[{entry.name!r}]", initial_value))
     for entry in to_reinitialise:  # in the dtype in which it will be written, where it may overflow
-        tensors.append((f"init[{entry.name!r}]", initial_of(entry, initial).to(entry.parameter.dtype)))
+        tensors.append((f"init[{entry.name!r}]", require_initial_value(entry, initial).to(entry.parameter.dtype)))
     check_finite(tensors)
     scales = {entry.label: scale_of(entry, options.scale, options.variance_factor, initial) for entry in to_project}
     batches = make_batches(to_project, distributed.ddp_group(model))
@@ -241,7 +241,7 @@ def _apply(model: nn.Module, entries: list[Entry], options: Projection, init: Ma
     changed: dict[int, Tensor] = {}
     for entry in entries:
         if entry.label not in rows:
-            kept[entry.label] = Kept(tuple(entry.parameter.shape), entry.size, entry.reason or "it is empty")
+            kept[entry.label] = KeptWeight(tuple(entry.parameter.shape), entry.size, entry.reason or "it is empty")
             continue
         ordered_rows.append(rows[entry.label])
         if rows[entry.label].action != "skip":
@@ -291,7 +291,7 @@ def reinitialise(entry: Entry, initial: Mapping[str, Tensor]) -> Row:
     weight = distributed.full(entry.parameter)
     result = weight.to(working_dtype(weight), copy=True)
     rows = ... if entry.rows is None else (*[slice(None)] * entry.row_dim, entry.where)
-    old, new = result[rows], initial_of(entry, initial).to(result.device, result.dtype)[rows]
+    old, new = result[rows], require_initial_value(entry, initial).to(result.device, result.dtype)[rows]
     squares = [float(x.double().square().sum()) for x in (new - old, old, new)]
     result[rows] = new
     distributed.write_(entry.parameter, result)

@@ -33,7 +33,7 @@ def initial_weights(init: Mapping[str, Tensor] | None, entries: Iterable[Entry])
     return initial
 
 
-def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
+def find_initial_value(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
     """Return the initial value of an entry's whole parameter, sharded as `initial` has it; None if it has none.
 
     Raises:
@@ -50,19 +50,19 @@ def given(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
     return None
 
 
-def find_initial(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
+def gather_initial_value(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor | None:
     """Return the initial value of an entry's whole parameter, gathered from all ranks; None if `initial` has none."""
-    value = given(entry, initial)
+    value = find_initial_value(entry, initial)
     return None if value is None else distributed.full(value)
 
 
-def initial_of(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
+def require_initial_value(entry: Entry, initial: Mapping[str, Tensor]) -> Tensor:
     """Return the initial value of an entry's whole parameter, gathered from all ranks.
 
     Raises:
         ValueError: `initial` has none, or one of another shape.
     """
-    value = find_initial(entry, initial)
+    value = gather_initial_value(entry, initial)
     if value is None:
         raise ValueError(f"init has no {entry.name!r}: give the model's initial state_dict() as init")
     return value

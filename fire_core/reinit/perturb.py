@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
-from fire_core.reinit.initial import initial_of, initial_weights
+from fire_core.reinit.initial import initial_weights, require_initial_value
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.masters import Masters, copied_to_masters, find_masters
@@ -51,7 +51,7 @@ def shrink_and_perturb_(
     parameters, excluded = unwrap(check_module(model)).named_parameters(), set(exclude)
     entries = [Entry(clean_name(name), p, "other") for name, p in parameters if p not in excluded]
     initial = initial_weights(init, entries)
-    initial_values = [initial_of(entry, initial) for entry in entries]
+    initial_values = [require_initial_value(entry, initial) for entry in entries]
     for entry in entries:
         if not entry.parameter.is_floating_point() or entry.parameter.dtype.itemsize == 1:
             raise ValueError(f"{entry.name} is {entry.parameter.dtype}: only floating-point weights can be mixed")

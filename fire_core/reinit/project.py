@@ -12,7 +12,7 @@ from fire_core.polar.blend import blend
 from fire_core.polar.factor import PolarReport, solve
 from fire_core.polar.options import PolarOptions, check_number, check_word
 from fire_core.polar.steps import all_finite, working_dtype
-from fire_core.reinit.initial import find_initial
+from fire_core.reinit.initial import gather_initial_value
 from fire_core.reinit.measure import COLUMNS, measure, pieces
 from fire_core.reinit.report import Row
 from fire_core.weights import distributed
@@ -399,7 +399,7 @@ def _fill_null_spaces(
         selected = deficient.cpu() & (positions >= first) & (positions < first + entry.count)
         initial_value = None
         if bool(deficient_in_batch[first : first + entry.count].any()):
-            initial_value = find_initial(entry, initial)
+            initial_value = gather_initial_value(entry, initial)
         if initial_value is not None and bool(selected.any()):
             initial_matrices = stack([(entry, initial_value)])[positions[selected] - first]
             Q[selected] = solve(work.W[selected], options, initial_matrices)[0]

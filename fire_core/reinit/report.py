@@ -80,7 +80,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptWeight:
     """A weight or block that stayed as it was.
 
     Attributes:
@@ -109,7 +109,7 @@ class Report:
     """
 
     rows: list[Row] = field(default_factory=list)
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, KeptWeight] = field(default_factory=dict)
     parameters: list[Tensor] = field(default_factory=list, repr=False)
     optimizer_states_reset: int = 0
     warnings: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fire_core.reinit.initial import initial_of
+from fire_core.reinit.initial import require_initial_value
 from fire_core.reinit.project import stack
 from fire_core.weights.entry import Entry
 
@@ -40,7 +40,7 @@ def scale_of(entry: Entry, scale: str, variance_factor: float, initial: Mapping[
         return math.sqrt(variance_factor * max(d_out, d_in) / (d_in * entry.positions))
     if scale == "keep_norm":
         return math.nan
-    matrices = stack([(entry, initial_of(entry, initial))]).double()
+    matrices = stack([(entry, require_initial_value(entry, initial))]).double()
     squares = matrices.square().sum((-2, -1), keepdim=True)  # (count, 1, 1)
     if bool((squares == 0).all() if scale == "match_init" else (squares == 0).any()):
         raise ValueError(f'{entry.name} is zero in init, so scale="{scale}" would erase it: exclude it')

@@ -20,18 +20,18 @@ import textwrap
 from dataclasses import asdict
 
 from fire_core.text_table import text_table
-from fire_core.tools.checkpoint.cuts import Cuts
+from fire_core.tools.checkpoint.cuts import CheckpointCuts
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, progress
 from fire_core.tools.reader import add_choice, matrices_of, read_cuts
 from fire_core.tools.spectra import RULE, Finding, finding
 
 
-def examine(cuts: Cuts) -> tuple[list[Finding], list[str]]:
+def examine(cuts: CheckpointCuts) -> tuple[list[Finding], list[str]]:
     """Return a finding for each weight or block of one, and a line for each weight that could not be examined."""
     findings, refused = [], []
     for weight_cut in progress(cuts.cuts, "weights"):
-        for name, matrices, scale in matrices_of(weight_cut, cuts.named):
+        for name, matrices, scale in matrices_of(weight_cut, cuts.without_model):
             if not bool(matrices.isfinite().all()):
                 refused.append(f"{name}: holds NaN or Inf")
             else:

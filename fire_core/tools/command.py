@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 
 from fire_core.weights.entry import Declared
 
-SECONDS = 5.0  # between two lines
+PROGRESS_INTERVAL = 5.0  # seconds between two lines
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ def progress(items: Sequence[T], what: str) -> Iterator[T]:
     begin = last = time.monotonic()
     for done, item in enumerate(items):
         now = time.monotonic()
-        if now - last > SECONDS:
+        if now - last > PROGRESS_INTERVAL:
             print(f"{what}: {done} of {len(items)}, {now - begin:.0f} s", file=sys.stderr, flush=True)
             last = now
         yield item

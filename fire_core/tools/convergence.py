@@ -37,7 +37,7 @@ from fire_core.tools.reader import add_choice, matrices_of, read_cuts
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#6E6E6E", "#E69F00")  # Okabe and Ito (2008)
-ARRIVED = 1e-6  # of DfI / n: what "converged" means in the step counts
+CONVERGED_DFI_PER_N = 1e-6  # what "converged" means in the step counts
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def family(name: str, size: int, draws: int, seed: int) -> Tensor:
             values spaced geometrically from 1 to 1e-4; `rank-deficient` n x n of rank 3n / 5, a product of Gaussians.
         size: n.
         draws: number of matrices.
-        seed: of the generator.
+        seed: seed of the random generator.
 
     Raises:
         ValueError: the name is unknown.
@@ -112,7 +112,7 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     cuts = read_cuts(path, **choice)
     for weight_cut in cuts.cuts:
-        for name, matrices, _ in matrices_of(weight_cut, cuts.named):
+        for name, matrices, _ in matrices_of(weight_cut, cuts.without_model):
             if not bool(matrices.isfinite().all()):
                 raise CheckpointError(f"{path}: NaN or Inf in {name}")
             by_shape.setdefault((matrices.shape[-2], matrices.shape[-1]), []).extend(matrices.float())
@@ -161,7 +161,7 @@ def count_steps(label: str, batches: Sequence[Tensor], norm_inits: Sequence[str]
     for W in batches:
         s = torch.linalg.svdvals(W.double())
         conditions += (s[:, 0] / s[:, -1].clamp_min(1e-300)).tolist()
-        tol = ARRIVED * min(W.shape[-2:])
+        tol = CONVERGED_DFI_PER_N * min(W.shape[-2:])
         for norm_init, counts in taken.items():
             for matrix in W:
                 X, report = solve(matrix, PolarOptions("newton_schulz", limit, norm_init, tol))
@@ -183,7 +183,7 @@ def markdown(steps: Sequence[Steps], command: str) -> str:
     """Return the step counts as a Markdown page with one table."""
     starts = list(steps[0].median)
     lines = ["# Convergence", "", f"Made by `{command}` with torch {torch.__version__}.", ""]
-    lines += [f"## Newton-Schulz steps until DfI / n <= {ARRIVED:g}: median (worst matrix)", ""]
+    lines += [f"## Newton-Schulz steps until DfI / n <= {CONVERGED_DFI_PER_N:g}: median (worst matrix)", ""]
     lines += ["| weights | matrices | median condition | " + " | ".join(starts) + " |"]
     lines += ["|---|---:|---:|" + "---:|" * len(starts)]
     for entry in steps:

@@ -86,8 +86,8 @@ def of_checkpoint(
     rows = []
     for weight_cut in progress(cuts.cuts, "weights"):
         entries = {entry.label: entry for entry in weight_cut.entries}
-        for label, values, _ in matrices_of(weight_cut, cuts.named):
-            if (entry := entries.get(label)) is not None and not cuts.named:
+        for label, values, _ in matrices_of(weight_cut, cuts.without_model):
+            if (entry := entries.get(label)) is not None and not cuts.without_model:
                 row = described(entry)
             else:
                 row = UNKNOWN | {"name": label, "shape": tuple(values.shape[1:]), "count": len(values), "stored": None}

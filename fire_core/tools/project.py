@@ -38,7 +38,7 @@ from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.report import Row
 from fire_core.tools.checkpoint import safetensors_file
-from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
+from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_checkpoint
 from fire_core.tools.checkpoint.source import Checkpoint, load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, add_model, at_least, progress
@@ -84,7 +84,7 @@ def project(
     transposed = [transposed] if isinstance(transposed, str) else [*transposed]
     _check_places(source, target)
     checkpoint = load(source)
-    cuts = cut(checkpoint, model, layout, include, exclude, blocks, transposed)
+    cuts = cut_checkpoint(checkpoint, model, layout, include, exclude, blocks, transposed)
     chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
     _check_chosen(checkpoint, cuts, chosen, layout)
     with tempfile.TemporaryDirectory(".partial", f".{target.name}.", target.parent) as folder:  # the same file system
@@ -122,7 +122,7 @@ def _check_places(source: Path, target: Path) -> None:
         raise CheckpointError(f"{target.parent}: no such folder")
 
 
-def _check_chosen(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout: str) -> None:
+def _check_chosen(checkpoint: Checkpoint, cuts: CheckpointCuts, chosen: list[TensorCut], layout: str) -> None:
     """Check that there is something to project, and nothing to reset.
 
     Args:
@@ -144,14 +144,14 @@ def _check_chosen(checkpoint: Checkpoint, cuts: Cuts, chosen: list[Cut], layout:
         raise CheckpointError(f"{checkpoint.path}: layout={layout} projects none of its weights{notes}")
 
 
-def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: dict[str, Any]) -> list[Row]:
+def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[TensorCut], options: dict[str, Any]) -> list[Row]:
     """Copy the checkpoint with projected numbers in the place of the old ones.
 
     Args:
         checkpoint: stays as it is.
         copy: path of the copy, which does not exist yet.
         chosen: the tensors of which something is projected.
-        options: of `fire_`.
+        options: options of `fire_`.
 
     Returns:
         The rows of `fire_`'s reports.
@@ -190,7 +190,7 @@ def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[Cut], options: 
 
 
 def _report(
-    checkpoint: Checkpoint, target: Path, cuts: Cuts, rows: list[Row], options: dict[str, Any], seconds: float
+    checkpoint: Checkpoint, target: Path, cuts: CheckpointCuts, rows: list[Row], options: dict[str, Any], seconds: float
 ) -> dict[str, Any]:
     """Return the report of a projected copy, in numbers and strings that JSON holds.
 

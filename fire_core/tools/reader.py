@@ -12,13 +12,13 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from fire_core.reinit.scales import modular
-from fire_core.tools.checkpoint.cuts import Cut, Cuts, cut
+from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_checkpoint
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import add_model
 from fire_core.weights.entry import Declared
 
-OF_A_RUN = "state.trainer.modules."  # what a run of this project trains, beside targets, initial weights and counters
+RUN_PREFIX = "state.trainer.modules."  # what a run of this project trains, beside targets, initial weights and counters
 
 
 class Named(Protocol):
@@ -57,34 +57,34 @@ def read_cuts(
     only: str | None = None,
     blocks: Mapping[str, Declared] | None = None,
     transposed: Iterable[str] = (),
-) -> Cuts:
+) -> CheckpointCuts:
     """Return the tensors of a checkpoint whose names match `only`, cut; of a run of this project those it trains.
 
     Raises:
         CheckpointError: the checkpoint cannot be used, or no name matches.
     """
     checkpoint = load(path)
-    trained = [stored for stored in checkpoint.tensors if stored.name.startswith(OF_A_RUN)]
+    trained = [stored for stored in checkpoint.tensors if stored.name.startswith(RUN_PREFIX)]
     if only is None and trained:
-        tensors = [replace(stored, name=stored.name.removeprefix(OF_A_RUN)) for stored in trained]
+        tensors = [replace(stored, name=stored.name.removeprefix(RUN_PREFIX)) for stored in trained]
     else:
         tensors = chosen(only, checkpoint.tensors)
-    return cut(replace(checkpoint, tensors=tensors), model, blocks=blocks, transposed=tuple(transposed))
+    return cut_checkpoint(replace(checkpoint, tensors=tensors), model, blocks=blocks, transposed=tuple(transposed))
 
 
-def matrices_of(weight_cut: Cut, named: bool = True) -> Iterator[tuple[str, Tensor, float]]:
+def matrices_of(weight_cut: TensorCut, without_model: bool = True) -> Iterator[tuple[str, Tensor, float]]:
     """Yield the matrices of a tensor: for it, or for each of its blocks, a label, (count, m, n), and FIRE's scale.
 
     A tensor that holds no matrix, such as a bias, yields nothing.
 
     Args:
         weight_cut: the tensor and its entries.
-        named: nothing but its name and shape is known.
+        without_model: whether nothing but its name and shape is known.
     """
     stored, weight = weight_cut.stored, weight_cut.stored.tensor
     if not stored.floating or weight.ndim < 2 or weight.numel() == 0 or "the same numbers" in weight_cut.reason:
         return
-    if named and len(weight_cut.entries) < 2:  # more: --blocks says how it is cut
+    if without_model and len(weight_cut.entries) < 2:  # more: --blocks says how it is cut
         if not stored.name.endswith("bias") and weight.ndim <= 5 and min(weight.shape[:2]) > 1:
             if weight.ndim > 2:  # no vectors, depthwise convolutions, class tokens
                 kernel = weight.flatten(2).movedim(-1, 0)

@@ -28,7 +28,7 @@ class Finding:
     """One weight; the numbers of its worst matrix unless said otherwise.
 
     Attributes:
-        name: in the checkpoint.
+        name: the weight's name in the checkpoint.
         shape: (m, n) of one matrix.
         matrices: how many it holds.
         dfi: DfI summed over the matrices, each divided by the scale that `fire_` would give it: what a report of
@@ -77,7 +77,7 @@ def finding(name: str, matrices: Tensor, scale: float) -> Finding:
     """Return what the spectra of a weight's matrices (count, m, n) say.
 
     Args:
-        name: for the finding.
+        name: the weight's name, for the finding.
         matrices: finite, in any float type.
         scale: what `fire_` would make of each singular value.
     """

@@ -16,12 +16,12 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 @lru_cache(maxsize=256)
-def _functions_of(filename: str, _: int) -> dict[int, list[Function]]:
+def _functions_of(filename: str, line_count: int) -> dict[int, list[Function]]:
     """Return the functions of a file by the line on which they begin; empty if its source cannot be read.
 
     Args:
         filename: the file.
-        _: its number of lines, so that the cache reads a file again whose length has changed.
+        line_count: its number of lines, so that the cache reads a file again whose length has changed.
     """
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from fire_core.tools.checkpoint.cuts import cut
+from fire_core.tools.checkpoint.cuts import cut_checkpoint
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from tests.tools.tiny import saved
@@ -193,7 +193,7 @@ def test_without_a_model_only_what_an_option_names_is_projected(tmp_path: Path) 
         ({"include": ["*.q_proj.*"]}, {"a.q_proj.weight"}),
         ({"blocks": {"*.qkv.weight": (8, 8, 8)}}, {f"a.qkv.weight[{i}]" for i in "qkv"}),
     ):
-        cuts = cut(load(tmp_path / "a.pt"), **options)
+        cuts = cut_checkpoint(load(tmp_path / "a.pt"), **options)
         entries = [entry for one in cuts.cuts for entry in one.entries]
         assert {entry.label for entry in entries if entry.action == "project"} == projected
         assert all(entry.reason for entry in entries if entry.action == "keep")
@@ -203,7 +203,7 @@ def test_without_a_model_only_what_an_option_names_is_projected(tmp_path: Path) 
 def test_tensors_that_share_numbers(tmp_path: Path) -> None:
     table = torch.randn(8, 8)
     torch.save({"wte.weight": table, "lm_head.weight": table, "fc1.weight": torch.randn(8, 8)}, tmp_path / "a.pt")
-    cuts = {one.stored.name: one for one in cut(load(tmp_path / "a.pt"), include=["*.weight"]).cuts}
+    cuts = {one.stored.name: one for one in cut_checkpoint(load(tmp_path / "a.pt"), include=["*.weight"]).cuts}
     assert cuts["fc1.weight"].entries
     assert "shares its numbers with wte.weight" in cuts["lm_head.weight"].reason
     assert "shares its numbers with lm_head.weight" in cuts["wte.weight"].reason
@@ -214,18 +214,18 @@ def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Pa
     state = timm.create_model("test_vit").state_dict()
     content = {part: {f"net.{name}": value.clone() for name, value in state.items()} for part in ("state_dict", "ema")}
     torch.save({**content, "step": 1}, tmp_path / "a.ckpt")
-    cuts = cut(load(tmp_path / "a.ckpt"), "timm:test_vit", "qk")
+    cuts = cut_checkpoint(load(tmp_path / "a.ckpt"), "timm:test_vit", "qk")
     labels = {e.label for one in cuts.cuts for e in one.entries if e.action == "project"}
     assert {"state_dict.net.blocks.0.attn.qkv.weight[q]", "ema.net.blocks.0.attn.qkv.weight[k]"} < labels
     assert not cuts.notes
     with pytest.raises(CheckpointError, match="not of the model that --model names"):
-        cut(load(tmp_path / "a.ckpt"), "torchvision:alexnet")
+        cut_checkpoint(load(tmp_path / "a.ckpt"), "torchvision:alexnet")
     for name, message in (
         ("timm:nothing", "--model=timm:nothing: timm .* has no model .nothing"),
         ("x", "accepted: timm:<name>"),
     ):
         with pytest.raises(CheckpointError, match=message):
-            cut(load(tmp_path / "a.ckpt"), name)
+            cut_checkpoint(load(tmp_path / "a.ckpt"), name)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +247,6 @@ def test_a_config_that_names_files_or_repositories_is_refused(
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({"fc1.weight": torch.eye(4)}, tmp_path / "model.safetensors")
-    cuts = cut(load(tmp_path))
-    assert cuts.named
+    cuts = cut_checkpoint(load(tmp_path))
+    assert cuts.without_model
     assert message in cuts.notes[0]

@@ -15,13 +15,13 @@ from fnmatch import fnmatchcase
 
 from fire_core.tools.checkpoint.skeleton import model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
-from fire_core.tools.checkpoint.stored import FLOATS, CheckpointError, Stored
+from fire_core.tools.checkpoint.stored import FLOATS, CheckpointError, StoredTensor
 from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import resolve
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorCut:
     """A tensor of a checkpoint and its matrices.
 
     Attributes:
@@ -30,27 +30,27 @@ class Cut:
         reason: why the tensor is no parameter of the model.
     """
 
-    stored: Stored
+    stored: StoredTensor
     entries: tuple[Entry, ...] = ()
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class Cuts:
+class CheckpointCuts:
     """All tensors of a checkpoint in its order, and what the user must know, a line each.
 
     Attributes:
         cuts: one for each tensor.
         notes: warnings of the layout, parameters that are missing, how the model was found.
-        named: whether weights are known by their names only, without a model.
+        without_model: whether weights are known by their names only.
     """
 
-    cuts: list[Cut]
+    cuts: list[TensorCut]
     notes: list[str]
-    named: bool
+    without_model: bool
 
 
-def cut(
+def cut_checkpoint(
     checkpoint: Checkpoint,
     model: str | None = None,
     layout: str = "all",
@@ -58,7 +58,7 @@ def cut(
     exclude: Iterable[str] = (),
     blocks: Mapping[str, Declared] | None = None,
     transposed: Iterable[str] = (),
-) -> Cuts:
+) -> CheckpointCuts:
     """Give every tensor of a checkpoint its matrices and its action.
 
     Args:
@@ -97,7 +97,7 @@ def cut(
     places = _parameter_names(checkpoint, parameters, origin)
     if module is None:
         cuts = [_cut_of_tensor(stored, stored.name, parameters) for stored in checkpoint.tensors]
-        return Cuts(_without_copies(cuts), [note], named=True)
+        return CheckpointCuts(_without_copies(cuts), [note], without_model=True)
     cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
     notes = [*entries.warnings]
     names_in_checkpoint = {places.get(tensor_cut.stored.name) for tensor_cut in cuts}
@@ -105,7 +105,7 @@ def cut(
     if missing:
         more = ", ..." if len(missing) > 4 else ""
         notes.append(f"{len(missing)} parameters are not in the checkpoint: {', '.join(missing[:4])}{more}")
-    return Cuts(_without_copies(cuts), notes, named=False)
+    return CheckpointCuts(_without_copies(cuts), notes, without_model=False)
 
 
 def _check_floats(checkpoint: Checkpoint, include: Sequence[str]) -> None:
@@ -163,7 +163,7 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
     return parameter_names
 
 
-def _cut_of_tensor(stored: Stored, place: str, parameters: Mapping[str, list[Entry]]) -> Cut:
+def _cut_of_tensor(stored: StoredTensor, place: str, parameters: Mapping[str, list[Entry]]) -> TensorCut:
     """Return a tensor of a checkpoint with the matrices of its parameter, or with the reason why it has none.
 
     Args:
@@ -173,21 +173,21 @@ def _cut_of_tensor(stored: Stored, place: str, parameters: Mapping[str, list[Ent
     """
     group = parameters.get(place)
     if group is None:
-        return Cut(stored, reason="no parameter of the model has this name")
+        return TensorCut(stored, reason="no parameter of the model has this name")
     if group[0].parameter.shape != stored.tensor.shape:
         wanted = "x".join(map(str, group[0].parameter.shape))
-        return Cut(stored, reason=f"the model has {wanted} here")
+        return TensorCut(stored, reason=f"the model has {wanted} here")
     if not stored.floating:
-        return Cut(stored, reason="its number format is one that a projection does not write")
-    return Cut(stored, tuple(replace(entry, name=stored.name) for entry in group))
+        return TensorCut(stored, reason="its number format is one that a projection does not write")
+    return TensorCut(stored, tuple(replace(entry, name=stored.name) for entry in group))
 
 
-def _without_copies(cuts: list[Cut]) -> list[Cut]:
+def _without_copies(cuts: list[TensorCut]) -> list[TensorCut]:
     """Return the cuts so that no number of a file is projected twice.
 
     Of tensors that share numbers the first stands for all if they are one parameter; else none of them is cut.
     """
-    runs: list[list[Cut]] = []
+    runs: list[list[TensorCut]] = []
     end = 0
     for one in sorted((c for c in cuts if c.stored.floating and c.stored.tensor.numel()), key=lambda c: c.stored.place):
         start, stop = one.stored.place
@@ -206,4 +206,4 @@ def _without_copies(cuts: list[Cut]) -> list[Cut]:
                 reasons[id(one)] = f"shares its numbers with {other.stored.name}, which is another parameter"
             elif one is not first:
                 reasons[id(one)] = f"the same numbers as {other.stored.name}"
-    return [Cut(one.stored, reason=reasons[id(one)]) if id(one) in reasons else one for one in cuts]
+    return [TensorCut(one.stored, reason=reasons[id(one)]) if id(one) in reasons else one for one in cuts]

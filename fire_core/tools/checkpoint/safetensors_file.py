@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.tools.checkpoint.stored import CheckpointError, StoredTensor
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -23,7 +23,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-def tensors_of(path: Path, writable: bool = False) -> list[Stored]:
+def tensors_of(path: Path, writable: bool = False) -> list[StoredTensor]:
     """Return the tensors of a file, in the order in which they lie in it.
 
     Args:
@@ -40,7 +40,7 @@ def tensors_of(path: Path, writable: bool = False) -> list[Stored]:
         header = json.loads(data[8 : 8 + length])
         header.pop("__metadata__", None)
         entries = sorted(header.items(), key=lambda item: int(item[1]["data_offsets"][0]))
-        return [Stored(name, path, _mapped_tensor(name, about, data, 8 + length)) for name, about in entries]
+        return [StoredTensor(name, path, _mapped_tensor(name, about, data, 8 + length)) for name, about in entries]
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError, OverflowError) as error:

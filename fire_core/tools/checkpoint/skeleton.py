@@ -22,7 +22,7 @@ from torch import nn
 
 from fire_core.tools.checkpoint import source
 from fire_core.tools.checkpoint.source import Checkpoint
-from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.tools.checkpoint.stored import CheckpointError, StoredTensor
 
 
 def model_of(checkpoint: Checkpoint, name: str | None = None) -> tuple[nn.Module | None, str]:
@@ -158,11 +158,11 @@ def _quiet(package: str) -> Iterator[None]:
             raise CheckpointError(f"{package} cannot build it ({' '.join(str(error).split())[:200]})") from error
 
 
-def model_of_names(tensors: list[Stored], declared: Sequence[str] = ()) -> nn.Module:
+def model_of_names(tensors: list[StoredTensor], declared: Sequence[str] = ()) -> nn.Module:
     """Return a tree of modules with the tensors' names and shapes, for a checkpoint whose model is not known.
 
     Args:
-        tensors: of a checkpoint.
+        tensors: the tensors of a checkpoint.
         declared: patterns of 2-D weights that are linear layers'.
     """
     weights = [stored.name for stored in tensors if stored.tensor.ndim == 2 and stored.name.endswith(".weight")]

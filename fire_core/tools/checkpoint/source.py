@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fire_core.tools.checkpoint import safetensors_file, torch_file
-from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.tools.checkpoint.stored import CheckpointError, StoredTensor
 
 # The files that transformers, timm and diffusers look for, in their order.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", "diffusion_pytorch_model.safetensors")
@@ -33,7 +33,7 @@ class Checkpoint:
     """
 
     path: Path
-    tensors: list[Stored]
+    tensors: list[StoredTensor]
     files: list[Path]
     config: dict[str, Any] | None = None
     contents: dict[Path, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def load(path: str | Path) -> Checkpoint:
     if not path.exists():
         raise CheckpointError(f"{path}: no such file or folder")
     files, placed, index = _weight_files(path) if path.is_dir() else ([path], {}, None)
-    tensors: list[Stored] = []
+    tensors: list[StoredTensor] = []
     skipped: list[str] = []
     contents: dict[Path, Any] = {}
     for file in files:

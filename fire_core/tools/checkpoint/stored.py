@@ -16,12 +16,12 @@ class CheckpointError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredTensor:
     """One tensor of a file.
 
     Attributes:
-        name: in the file; nested dictionaries joined by dots.
-        file: that holds it.
+        name: the tensor's name in the file; the keys of nested dictionaries are joined by dots.
+        file: the file that holds it.
         tensor: its numbers; on the meta device where torch has not their format.
     """
 

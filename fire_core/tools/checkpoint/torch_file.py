@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from fire_core.tools.checkpoint.stored import CheckpointError, Stored
+from fire_core.tools.checkpoint.stored import CheckpointError, StoredTensor
 
 OLD = "one from before torch 1.6 is to be saved anew: torch.save(torch.load(file), file)"
 # What `optimizer.state_dict()` gives, by its keys; the names of files that flatten it.
@@ -48,7 +48,7 @@ def harmless() -> list[Any]:
     return [*found, np.dtype, np.ndarray, *kinds]
 
 
-def tensors_of(path: Path) -> tuple[Any, list[Stored], list[str]]:
+def tensors_of(path: Path) -> tuple[Any, list[StoredTensor], list[str]]:
     """Return what a file holds, its tensors, and the names of optimizers' tensors, which are left out of these.
 
     Raises:
@@ -61,7 +61,7 @@ def tensors_of(path: Path) -> tuple[Any, list[Stored], list[str]]:
             if not zipfile.is_zipfile(path):
                 raise CheckpointError(f"{path}: no readable checkpoint; {OLD}")
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            return content, [Stored(name, path, value) for name, value in _flatten(content, skipped)], skipped
+            return content, [StoredTensor(name, path, value) for name, value in _flatten(content, skipped)], skipped
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         except CheckpointError:
