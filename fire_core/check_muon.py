@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.methods.layers import linear_layers
+from fire_core.methods.layers import named_layers
 from fire_core.muon_behaviour import JOINED, REFUSED, SEPARATE, UNKNOWN, Behaviour, behaviour_of, heeds_splits
 from fire_core.split_muon import (
     FIELDS,
@@ -373,7 +373,7 @@ class _Checker:
         self.entries = entries_by_parameter(read)
         self.unread = dict(line.split(": ", 1) for line in read.unread)
         self.paths = {id(p): name for name, p in model.named_parameters()}  # as `get_parameter` takes them
-        self.layers = {id(layer.weight) for layer in linear_layers(model).values()}
+        self.layers = {id(layer.weight) for layer in named_layers(model).values()}
         self.outside = outside_layers(model, read)
         self.places: dict[int, list[tuple[Holder, bool]]] = {}  # of a parameter: who holds it, and whether by Muon
         self.foreign: list[tuple[Holder, Tensor]] = []

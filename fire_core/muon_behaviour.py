@@ -53,7 +53,7 @@ def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], paramete
     Args:
         optimizer: stays as it is; None where a group alone is given.
         group: one of its groups.
-        parameter: one of the group, for its device and for what the optimizer knows of it.
+        parameter: a parameter of the group, for its device and for what the optimizer knows of it.
     """
     if isinstance(optimizer, SplitMuon | torch.optim.Muon) or (optimizer is None and "cuts" in group):
         factor = ADJUST.get(group.get("adjust_lr_fn"), ADJUST[None])

@@ -25,7 +25,16 @@ from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import matrices
 from fire_core.weights.output_layers import networks_within, parts_of
-from fire_core.weights.topology import RAW, Surroundings, is_linear, is_named_table, numberless, outputs, unwrap, width
+from fire_core.weights.topology import (
+    RAW,
+    Surroundings,
+    input_count,
+    is_layer,
+    is_named_table,
+    numberless,
+    output_count,
+    unwrap,
+)
 
 MOST_CHANNELS = 4  # of what a convolution reads that no layer made: gray, stereo, colours, colours and depth
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
@@ -99,16 +108,16 @@ def tower_inputs(model: nn.Module) -> set[Any]:
     of a flattened map is. Of convolutions those with at most four inputs count, of linear layers the first of each part
     of the model.
     """
-    layers = [module for module in unwrap(model).modules() if is_linear(module)]
-    output_sizes = {outputs(layer) for layer in layers} | {
+    layers = [module for module in unwrap(model).modules() if is_layer(module)]
+    output_sizes = {output_count(layer) for layer in layers} | {
         module.embedding_dim for module in model.modules() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     }
     wrapped = [network.module for network in networks_within(unwrap(model))]
     parts = [*wrapped, *(part.module for network in (unwrap(model), *wrapped) for part in parts_of(network))]
-    first_layers = {next((layer for layer in part.modules() if is_linear(layer)), None) for part in parts}
+    first_layers = {next((layer for layer in part.modules() if is_layer(layer)), None) for part in parts}
     input_layers_of_towers = set()
     for layer in layers:
-        inputs = width(layer)
+        inputs = input_count(layer)
         is_first = layer in first_layers if isinstance(layer, nn.Linear) else inputs <= MOST_CHANNELS
         if is_first and not any(inputs % size == 0 for size in output_sizes if size > 1):
             input_layers_of_towers.add(layer)
@@ -161,7 +170,7 @@ def last_layers(model: nn.Module) -> set[Any]:
     innermost = [network for network in networks if not any(child in networks for child in network.children())]
     layers_at_the_end = set()
     for network in innermost:
-        layers = [module for module in network.modules() if is_linear(module)]
+        layers = [module for module in network.modules() if is_layer(module)]
         if layers:
             layers_at_the_end.add(layers[-1])
     return layers_at_the_end
@@ -172,16 +181,16 @@ def _is_in_body(model: nn.Module, layer: nn.Module) -> bool:
 
     It does if blocks with such a layer recur, or if a parameter outside of the block comes after it, as a last norm's.
     """
-    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
+    layers = {name: module for name, module in model.named_modules() if is_layer(module)}
     name = next(key for key, module in layers.items() if module is layer)
     numbered = [i for i, part in enumerate(name.split(".")[:-1]) if part.isdigit()]
     if not numbered:
         return False
     block = ".".join(name.split(".")[: numbered[-1] + 1]) + "."
     first = next(module for key, module in layers.items() if key.startswith(block))
-    if width(first) != outputs(layer):
+    if input_count(first) != output_count(layer):
         return False
-    sizes = {key: (outputs(module), width(module)) for key, module in layers.items()}
+    sizes = {key: (output_count(module), input_count(module)) for key, module in layers.items()}
     like_layers = [key for key in layers if numberless(key) == numberless(name) and sizes[key] == sizes[name]]
     parameters = [key for key, _ in model.named_parameters()]
     positions = [i for i, key in enumerate(parameters) if key.startswith(f"{name}.")]

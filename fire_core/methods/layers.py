@@ -25,14 +25,14 @@ ChosenLayout = Annotated[str | Mapping[str, str] | None, preset]  # None: the ne
 Layer = nn.Linear | _ConvNd
 
 
-def linear_layers(module: nn.Module) -> dict[str, Layer]:
+def named_layers(module: nn.Module) -> dict[str, Layer]:
     """Return a module's linear layers and convolutions by name, in the order of registration, shared ones once."""
     return {name: m for name, m in module.named_modules() if isinstance(m, Layer)}
 
 
 def layers_of(net: Net) -> list[Layer]:
     """Return all linear layers and convolutions of all networks, in the order of registration."""
-    return [layer for root in net.modules.values() for layer in linear_layers(root).values()]
+    return [layer for root in net.modules.values() for layer in named_layers(root).values()]
 
 
 def check_plain(net: Net, layers: Iterable[Layer]) -> None:
@@ -42,7 +42,7 @@ def check_plain(net: Net, layers: Iterable[Layer]) -> None:
         ValueError: a weight or bias is no parameter. A parametrised layer (spectral norm, weight norm) computes it from
             other tensors at each pass, so that what is written there would be lost.
     """
-    names = {layer: name for root in net.modules.values() for name, layer in linear_layers(root).items()}
+    names = {layer: name for root in net.modules.values() for name, layer in named_layers(root).items()}
     for layer in layers:
         if not all(isinstance(part, nn.Parameter | None) for part in (layer.weight, layer.bias)):
             name = names[layer] or type(layer).__name__
@@ -73,7 +73,7 @@ def output_layers(module: nn.Module) -> set[Layer]:
     """
     if isinstance(module, Layer):
         return {module}
-    layers = linear_layers(module)
+    layers = named_layers(module)
     cached_layers, outputs = _OUTPUT_LAYERS.get(module, ([], set[Layer]()))
     if cached_layers != [*layers.values()]:
         outputs = _find_output_layers(module, layers)
@@ -103,7 +103,7 @@ def _find_output_layers(module: nn.Module, layers: Mapping[str, Layer]) -> set[L
 def hidden_layers(module: nn.Module) -> list[Layer]:
     """Return all linear layers and convolutions except the output layers, in the order of registration."""
     outputs = output_layers(module)
-    return [layer for layer in linear_layers(module).values() if layer not in outputs]
+    return [layer for layer in named_layers(module).values() if layer not in outputs]
 
 
 def hidden_layers_of(net: Net) -> list[Layer]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fire_core.methods.layers import input_layers, linear_layers, output_layers
+from fire_core.methods.layers import input_layers, named_layers, output_layers
 from fire_core.methods.protocol import MakeOptimizer, Method, Net, Variant
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of, entries_of, matrices_of
@@ -110,7 +110,7 @@ def hidden_weights(net: Net, variant: str = "original", split: bool = True) -> d
     cuts: dict[nn.Parameter, Cuts] = {}
     paper = variant == "fire_paper"
     for module in net.modules.values():
-        layer_weights = {layer.weight for layer in linear_layers(module).values()}
+        layer_weights = {layer.weight for layer in named_layers(module).values()}
         if not paper:
             layer_weights -= {layer.weight for layer in input_layers(module) | output_layers(module)}
         for entry in resolve(module, "all"):

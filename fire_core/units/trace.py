@@ -23,7 +23,7 @@ from torch.fx import Node, Tracer
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.units.graph import Consumer, Producer, Units, weight
-from fire_core.weights.topology import is_linear, unwrap
+from fire_core.weights.topology import is_layer, unwrap
 
 log = logging.getLogger(__name__)
 
@@ -295,7 +295,7 @@ def traced_units(model: nn.Module, shared: Set[int] = frozenset(), log_omitted: 
             "(see fire_core.units.graph)"
         ) from error
     written = {producer.layer for units in graph for producer in units.producers}
-    layers = {name: module for name, module in model.named_modules() if is_linear(module)}
+    layers = {name: module for name, module in model.named_modules() if is_layer(module)}
     omitted = [name for name, layer in layers.items() if layer not in written]
     if log_omitted and graph and len(omitted) > 1:
         shown = ", ".join(omitted[:4]) + (", ..." if len(omitted) > 4 else "")

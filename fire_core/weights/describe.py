@@ -33,7 +33,7 @@ from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_cl
 from fire_core.weights.output_layers import output_weights
 from fire_core.weights.read import convolves_backwards, equals_plain, multiplies_by_stored, read_module, read_pass
 from fire_core.weights.source import LayerUse, SourceReader
-from fire_core.weights.topology import FUSED, Use, projections_in_name, unwrap, width
+from fire_core.weights.topology import FUSED, Use, input_count, projections_in_name, unwrap
 
 LAYERS = ("q", "k", "v", "attention_out", "mlp", "ssm", "recurrent", "head", "dense", "conv")  # roles that can be cut
 # Names of layers that hold several projections.
@@ -335,7 +335,7 @@ def _is_last_factor(use: Use, rows: int) -> bool:
     """Return whether an adapter's factor has as many rows as the layer that the adapter is added to has outputs."""
     bases = [module._modules["base_layer"] for module in use.path if "base_layer" in module._modules]
     base = bases[-1] if bases else None
-    return base is None or not topology.is_linear(base) or topology.outputs(base) == rows
+    return base is None or not topology.is_layer(base) or topology.output_count(base) == rows
 
 
 def says_fused(name: str) -> bool:
@@ -502,7 +502,7 @@ def doubt_by_name(use: Use, rows: int) -> str:
         return "its module holds a GLU" if feeds_glu(use) or is_beside_glu else ""
     if any("A_log" in module._parameters for module in use.path[-3:]) and leaf in ("in_proj", "x_proj"):
         return "it feeds a state-space mixer"
-    layers, inputs = use.around.layers(holder), width(owner)
+    layers, inputs = use.around.layers(holder), input_count(owner)
     if rows > inputs and rows % inputs == 0 and _MODULATES.search(f"{leaf} {type(holder).__name__}"):
         return f"{leaf} of {type(holder).__name__} modulates"
     position = use.around.position(holder, owner)
@@ -515,7 +515,7 @@ def doubt_by_name(use: Use, rows: int) -> str:
         return f"it sits in {type(holder).__name__}"
     if len(use.path) > 1 and isinstance(use.path[-2], nn.Sequential):
         siblings, index = use.around.layers(use.path[-2]), use.around.position(use.path[-2], owner)
-        if index is not None and index + 1 < len(siblings) and rows == 2 * width(siblings[index + 1]):
+        if index is not None and index + 1 < len(siblings) and rows == 2 * input_count(siblings[index + 1]):
             return f"its {rows} rows are 2 times what the next layer takes"
     if isinstance(holder, (nn.Sequential, nn.ModuleDict, nn.ModuleList)) or leaf.endswith(("_a_proj", "_b_proj")):
         return ""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fire_core.weights.code import is_torchs
 from fire_core.weights.entry import Cut, Entry
-from fire_core.weights.topology import Use, projections_in_name, width
+from fire_core.weights.topology import Use, input_count, projections_in_name
 
 # Packages in which a name says how a layer is cut, unless its class is in the table below.
 PACKAGES = ("transformers", "timm", "torchvision")
@@ -181,7 +181,7 @@ def _rule_for(use: Use, module: nn.Module, leaf: str, rows: int, by_torch: bool)
         rules = TABLE["torch.activation.MultiheadAttention"]
     if leaf in rules:
         return rules[leaf]
-    columns = 0 if use.is_raw else width(use.owner)
+    columns = 0 if use.is_raw else input_count(use.owner)
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):  # `weight_ih` and `weight_hh` hold one matrix for each gate
         if not by_torch and not is_torchs(owner):
             return None
@@ -196,7 +196,7 @@ def _rule_for(use: Use, module: nn.Module, leaf: str, rows: int, by_torch: bool)
     if len(parts := projections_in_name(leaf)) < 2:
         return None
     # Each part has as many rows as the weight has columns, or as a layer beside it has inputs.
-    heights = {columns, *map(width, use.around.layers(module))}
+    heights = {columns, *map(input_count, use.around.layers(module))}
     return (" ".join(parts), "") if rows in {len(parts) * height for height in heights} else None
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from fire_core.weights.code import forward_of, is_torchs
 from fire_core.weights.source import SourceReader
-from fire_core.weights.topology import is_dense, is_linear, outputs, width, words
+from fire_core.weights.topology import input_count, is_dense, is_layer, output_count, words
 
 # What comes after a hidden layer: an activation of such layers, a norm, the sum with what the block was given.
 _HIDDEN = words(
@@ -78,7 +78,7 @@ def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator
     """
     parts = list(parts_of(module))
     matrices = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.ndim > 1]
-    if matrices or not parts or any(sum(map(is_linear, part.module.modules())) < 2 for part in parts):
+    if matrices or not parts or any(sum(map(is_layer, part.module.modules())) < 2 for part in parts):
         return
     for part in parts:
         inside = list(networks_within(*part)) if not isinstance(part.module, nn.Sequential) else []
@@ -96,7 +96,7 @@ def parts_of(module: nn.Module) -> Iterator[Network]:
 
 def _sizes(module: nn.Module) -> Sizes:
     """Return (d_out, d_in) of each linear layer and convolution, in the order of registration."""
-    return tuple((outputs(layer), width(layer)) for layer in module.modules() if is_linear(layer))
+    return tuple((output_count(layer), input_count(layer)) for layer in module.modules() if is_layer(layer))
 
 
 def _weights_of(network: nn.Module) -> set[int]:
@@ -118,7 +118,7 @@ def _output_layer_keys(
             blocks if one reads what another one returns.
     """
     output_keys: set[int] = set()
-    if is_linear(network):
+    if is_layer(network):
         return output_keys
     steps_after = {key: code.steps_after(key) for key in weights}
     layers_with_step = Counter(step for steps in steps_after.values() for step in steps)

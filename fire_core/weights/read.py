@@ -29,7 +29,7 @@ from fire_core.weights.entry import Cut
 from fire_core.weights.generators import restored_generators
 from fire_core.weights.nested import nested_tensors
 from fire_core.weights.outside import state_outside_restored
-from fire_core.weights.topology import is_linear, unwrap, width, words
+from fire_core.weights.topology import input_count, is_layer, unwrap, words
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
 # Beginnings of the names of autograd nodes of operations that only select and rearrange numbers.
@@ -277,7 +277,7 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     weights = [twins[id(weight)] for weight in chosen]
     # Depthwise convolutions are left out: they mix no channels, so what passes them still belongs to the layer before.
     layers = {
-        m for m in clone.modules() if is_linear(m) and not (isinstance(m, _ConvNd) and 1 < m.groups == m.in_channels)
+        m for m in clone.modules() if is_layer(m) and not (isinstance(m, _ConvNd) and 1 < m.groups == m.in_channels)
     }
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     blocks = {child for m in lists for child in m.children() if not layers.isdisjoint(child.modules())}
@@ -446,7 +446,7 @@ def _shapes(layer: nn.Module) -> list[tuple[int, ...]]:
     if isinstance(layer, _ConvNd):
         maps = [(2, layer.in_channels, *[side] * len(layer.kernel_size)) for side in (8, 7)]
         return [*maps, (2, 16, layer.in_channels)]
-    return [(*batch, width(layer)) for batch in ((2, 16), (2, 4, 4), (2, 49), (16,))]
+    return [(*batch, input_count(layer)) for batch in ((2, 16), (2, 4, 4), (2, 49), (16,))]
 
 
 # ------------------------------------------------------------------------------------------------ from masks to a cut

@@ -79,7 +79,7 @@ from fire_core.weights.tensor_functions import (
     VIEWS,
     is_elementwise,
 )
-from fire_core.weights.topology import is_linear, words
+from fire_core.weights.topology import is_layer, words
 
 if TYPE_CHECKING:
     from fire_core.weights.source import SourceReader
@@ -898,7 +898,7 @@ class FunctionReading:
                 use = self.reader.use_of(id(parameter))
                 use.calls, use.multiplied, use.fused_by_torch = use.calls + 1, use.multiplied + 1, True
         self.reader.meet([*args, *kwargs.values()], "layer", id(module))
-        if is_linear(module) and (weight := module._parameters.get("weight")) is not None:
+        if is_layer(module) and (weight := module._parameters.get("weight")) is not None:
             return self.reader.output_of(id(weight), module, args[0] if args else None)
         returns_pair = isinstance(module, (nn.MultiheadAttention, nn.LSTMCell, nn.RNNBase))
         return (Unknown(), Unknown()) if returns_pair else Unknown()

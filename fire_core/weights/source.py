@@ -58,7 +58,7 @@ from fire_core.weights.flows import (
 )
 from fire_core.weights.reading import FunctionReading
 from fire_core.weights.tensor_functions import PRODUCTS, is_elementwise
-from fire_core.weights.topology import is_dense, is_linear, outputs
+from fire_core.weights.topology import is_dense, is_layer, output_count
 
 Signature = set[tuple[Any, ...]]  # the operations that a part meets
 
@@ -140,10 +140,10 @@ class SourceReader:
         self.inputs: set[int] = set()  # the numbers of what each module is given
         self.added: dict[int, set[int]] = {}  # the numbers of what was added to the output of a layer
         self._numbers: dict[tuple[Any, ...], int] = {}  # of expressions; see `number`
-        for layer in filter(is_linear, model.modules()):
+        for layer in filter(is_layer, model.modules()):
             weight = layer._parameters.get("weight")
             if weight is not None:
-                self.rows[id(weight)] = outputs(layer)
+                self.rows[id(weight)] = output_count(layer)
         self._norms: set[int] = set()  # `id`s of modules
         self._entered: set[nn.Module] = set()
         self._nodes = 0
@@ -333,7 +333,7 @@ class SourceReader:
         """Return what a module returns for these arguments, without a record of the call."""
         self._entered.add(module)
         arguments = [*args, *kwargs.values()]
-        if is_linear(module):
+        if is_layer(module):
             return self._call_layer(module, args, kwargs)
         function, owner = forward_of(module)
         if is_torchs(function):
@@ -349,7 +349,7 @@ class SourceReader:
             self.escape(arguments, "module", id(module))
             return Unknown()
         notes: Notes = frozenset()
-        if any(is_linear(part) for part in module.modules()):
+        if any(is_layer(part) for part in module.modules()):
             # What a module with layers of its own does with its input is no matter of the layer before it.
             self.escape(arguments, "module", id(module))
             notes = self.notes_of_call(arguments, "module", id(module))
@@ -426,7 +426,7 @@ class SourceReader:
             if not is_torchs(type(child)):
                 continue
             self._entered.add(child)
-            if is_linear(child) and (weight := child._parameters.get("weight")) is not None:
+            if is_layer(child) and (weight := child._parameters.get("weight")) is not None:
                 self.use_of(id(weight)).calls += 1
         keeps = "activation" in type(module).__module__ or "pooling" in type(module).__module__ or _is_norm(module)
         keeps = keeps and not isinstance(module, nn.MultiheadAttention)
@@ -467,7 +467,7 @@ class SourceReader:
 def _is_norm(module: nn.Module) -> bool:
     """Return whether a module is a norm: it is called so, has no matrix, and holds no layer."""
     called = "norm" in type(module).__name__.lower()
-    return called and all(p.ndim < 2 for p in module.parameters()) and not any(map(is_linear, module.modules()))
+    return called and all(p.ndim < 2 for p in module.parameters()) and not any(map(is_layer, module.modules()))
 
 
 def _is_conv1d(module: nn.Module) -> bool:

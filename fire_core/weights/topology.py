@@ -83,12 +83,12 @@ class Surroundings:
         self._attends: dict[nn.Module, bool] = {}
         self._classes: dict[nn.Module, Counter[type]] = {}
         self._followers: dict[nn.Module, dict[nn.Module, nn.Module]] = {}
-        self._experts: dict[nn.Module, list[Experts]] = {}
+        self._experts: dict[nn.Module, list[LikeModules]] = {}
 
     def layers(self, module: nn.Module) -> tuple[nn.Module, ...]:
         """Return the linear layers that are children of a module, directly or through a Sequential, in their order."""
         if module not in self._layers:
-            self._layers[module] = tuple(linear_layers(module))
+            self._layers[module] = tuple(dense_children(module))
         return self._layers[module]
 
     def position(self, module: nn.Module, layer: nn.Module) -> int | None:
@@ -101,7 +101,7 @@ class Surroundings:
     def last_reader(self, module: nn.Module, inputs: int) -> int | None:
         """Return the index in `layers(module)` of the last layer with this number of inputs; None if there is none."""
         if module not in self._readers:
-            self._readers[module] = {width(layer): i for i, layer in enumerate(self.layers(module))}
+            self._readers[module] = {input_count(layer): i for i, layer in enumerate(self.layers(module))}
         return self._readers[module].get(inputs)
 
     def attends(self, module: nn.Module) -> bool:
@@ -110,7 +110,7 @@ class Surroundings:
             self._attends[module] = attends(module)
         return self._attends[module]
 
-    def siblings(self, module: nn.Module, kind: type) -> int:
+    def sibling_count(self, module: nn.Module, kind: type) -> int:
         """Return how many children of a module are of exactly this class, not of a subclass."""
         if module not in self._classes:
             self._classes[module] = Counter(map(type, module.children()))
@@ -122,7 +122,7 @@ class Surroundings:
             self._followers[module] = dict(pairwise(module.children()))
         return self._followers[module].get(child)
 
-    def experts(self, module: nn.Module) -> list[Experts]:
+    def experts(self, module: nn.Module) -> list[LikeModules]:
         """Return the groups of like modules among a module's children: experts, or blocks in a row."""
         if module not in self._experts:
             self._experts[module] = list(_alike_children(module))
@@ -133,7 +133,7 @@ class Surroundings:
         """Return for each module the number of linear layers and convolutions in it, itself included."""
         counts: Counter[nn.Module] = Counter()
         for module in reversed([*self.model.modules()]):  # children before their parents
-            counts[module] = is_linear(module) + sum(counts[child] for child in module.children())
+            counts[module] = is_layer(module) + sum(counts[child] for child in module.children())
         return counts
 
     @cached_property
@@ -142,7 +142,7 @@ class Surroundings:
         networks, possible_wrappers = {self.model}, [self.model]
         while possible_wrappers:
             children = [child for child in possible_wrappers.pop().children() if self.layer_counts[child]]
-            if len({type(child) for child in children}) == 1 and not any(map(is_linear, children)):
+            if len({type(child) for child in children}) == 1 and not any(map(is_layer, children)):
                 possible_wrappers += [child for child in children if child not in networks]
                 networks |= {*children}
         return networks
@@ -171,21 +171,21 @@ class Surroundings:
         return outputs
 
 
-class Experts(NamedTuple):
+class LikeModules(NamedTuple):
     """Modules of one class among the children of a module.
 
     Attributes:
-        size: number of these modules.
+        module_count: number of these modules.
         inputs: number of inputs of the first; 0 for a stack of raw weights, where it is not known.
-        named: whether they are called experts.
+        are_experts: whether they are called experts.
     """
 
-    size: int
+    module_count: int
     inputs: int
-    named: bool
+    are_experts: bool
 
 
-def _alike_children(module: nn.Module) -> Iterator[Experts]:
+def _alike_children(module: nn.Module) -> Iterator[LikeModules]:
     """Yield the groups of like modules in a module: lists of them, stacks of raw weights, and numbered experts."""
     numbered = []
     for name, child in module.named_children():
@@ -196,23 +196,23 @@ def _alike_children(module: nn.Module) -> Iterator[Experts]:
             and len({type(part) for part in parts}) == 1
             and (first := _first_layer(parts[0])) is not None
         ):
-            yield Experts(len(parts), width(first), is_called_expert)
+            yield LikeModules(len(parts), input_count(first), is_called_expert)
         elif is_called_expert:
             numbered += [child] if _first_layer(child) is not None else []
             stacks = [p for p in child._parameters.values() if p is not None and p.ndim == 3]
-            yield from (Experts(len(stack), 0, True) for stack in stacks)
+            yield from (LikeModules(len(stack), 0, True) for stack in stacks)
     if len(numbered) > 1 and (first := _first_layer(numbered[0])) is not None:
-        yield Experts(len(numbered), width(first), True)
+        yield LikeModules(len(numbered), input_count(first), True)
 
 
 def _first_layer(module: nn.Module) -> nn.Module | None:
     """Return the first linear layer or convolution of a module; None if it has none."""
-    return next((layer for layer in module.modules() if is_linear(layer)), None)
+    return next((layer for layer in module.modules() if is_layer(layer)), None)
 
 
 def last_layer(module: nn.Module) -> list[nn.Module]:
     """Return a list with the last linear layer or convolution of a module, or an empty one if it has none."""
-    return [layer for layer in module.modules() if is_linear(layer)][-1:]
+    return [layer for layer in module.modules() if is_layer(layer)][-1:]
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ class Use:
     @cached_property
     def is_raw(self) -> bool:
         """Return whether its owner is no linear layer or convolution, as in nn.MultiheadAttention."""
-        return not is_linear(self.owner)
+        return not is_layer(self.owner)
 
     @cached_property
     def place(self) -> tuple[str, nn.Module]:
@@ -404,7 +404,7 @@ def numberless(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
-def is_linear(module: nn.Module) -> bool:
+def is_layer(module: nn.Module) -> bool:
     """Return whether a module is a linear layer or a convolution."""
     return isinstance(module, _ConvNd) or is_dense(module)
 
@@ -464,7 +464,7 @@ def role_of(use: Use, tied: bool) -> str:
     if kind.endswith("Linear") or projections_in_name(leaf):  # a module around this layer alone, as in q_proj.linear
         if use.around.attends(around):
             return projections_in_name(leaf)[:1] or "attention_out"
-        if use.around.siblings(around, type(holder)) > 1 and not isinstance(around, nn.ModuleList):
+        if use.around.sibling_count(around, type(holder)) > 1 and not isinstance(around, nn.ModuleList):
             return "mlp"
     return "dense"
 
@@ -515,7 +515,7 @@ def has_an_output_for_each_module(use: Use) -> bool:
     """Return whether a layer has as many outputs as a list beside it has alike modules: experts, or blocks in a row."""
     if use.is_raw or isinstance(use.owner, _ConvNd):
         return False
-    return any(outputs(use.owner) == experts.size for experts in use.around.experts(use.place[1]))
+    return any(output_count(use.owner) == experts.module_count for experts in use.around.experts(use.place[1]))
 
 
 def _is_router(use: Use) -> bool:
@@ -533,18 +533,18 @@ def _is_router(use: Use) -> bool:
     child = holder._modules.get(leaf)
     for experts in use.around.experts(holder):
         last = last_layer(use.owner if child is None else child)
-        fits = outputs(last[0]) == experts.size and experts.inputs in (0, width(use.owner))
-        if fits and (experts.named or _GATE.search(leaf)):
+        fits = output_count(last[0]) == experts.module_count and experts.inputs in (0, input_count(use.owner))
+        if fits and (experts.are_experts or _GATE.search(leaf)):
             return True
     is_called_gate = leaf in ("gate", "gating", "gate_network", "w_gate")
     return is_called_gate and any("expert" in name for name, _ in holder.named_children())
 
 
-def linear_layers(module: nn.Module) -> Iterator[nn.Module]:
+def dense_children(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the linear layers, without convolutions, that are children of a module directly or through Sequentials."""
     for child in module.children():
         if isinstance(child, nn.Sequential):
-            yield from linear_layers(child)
+            yield from dense_children(child)
         elif is_dense(child):
             yield child
 
@@ -554,14 +554,14 @@ def is_dense(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or is_transposed_linear(module)
 
 
-def outputs(layer: Any) -> int:
+def output_count(layer: Any) -> int:
     """Return the number of outputs (channels) of a linear layer or convolution."""
     if isinstance(layer, nn.Linear):
         return layer.out_features
     return layer.out_channels if isinstance(layer, _ConvNd) else int(layer.weight.shape[1])
 
 
-def width(layer: Any) -> int:
+def input_count(layer: Any) -> int:
     """Return the number of inputs (channels) of a linear layer or convolution."""
     if isinstance(layer, nn.Linear):
         return layer.in_features

@@ -4,7 +4,7 @@ Continually by Spectral Regularization", ICLR 2025, arXiv 2406.06811)."""
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import flattened_weights, linear_layers, norms
+from fire_core.methods.layers import flattened_weights, named_layers, norms
 from fire_core.methods.protocol import Method, Net
 from fire_core.ranges import Count, NonNegative, checked
 
@@ -41,7 +41,7 @@ class SpectralRegularisation(Method):
         terms = []
         for key, root in net.modules.items():
             groups: dict[tuple[int, ...], list[Tensor]] = {}
-            for matrix in flattened_weights(linear_layers(root).values()):
+            for matrix in flattened_weights(named_layers(root).values()):
                 groups.setdefault(tuple(matrix.shape[-2:]), []).append(matrix)
             for (m, n), group in groups.items():
                 singular_values = self._largest_singular_values(f"{key} {m}x{n}", torch.stack(group))

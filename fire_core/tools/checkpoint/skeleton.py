@@ -176,8 +176,8 @@ def model_of_names(tensors: list[StoredTensor], declared: Sequence[str] = ()) ->
             holder = root
             for i, part in enumerate(path):
                 if part not in holder._modules:
-                    is_linear = ".".join(path[: i + 1]) in linear
-                    holder.add_module(part, nn.Linear(1, 1, bias=False, device="meta") if is_linear else nn.Module())
+                    is_layer = ".".join(path[: i + 1]) in linear
+                    holder.add_module(part, nn.Linear(1, 1, bias=False, device="meta") if is_layer else nn.Module())
                 holder = holder.get_submodule(part)
             weight = torch.empty(stored.tensor.shape, device="meta", dtype=stored.tensor.dtype)
             holder.register_parameter(last, nn.Parameter(weight))

@@ -38,5 +38,7 @@ class StoredTensor:
     def place(self) -> tuple[int, int]:
         """Return the addresses in memory of its first number and behind its last one."""
         t = self.tensor
+        if not t.numel():
+            return t.data_ptr(), t.data_ptr()
         last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size() * bool(t.numel())
+        return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
