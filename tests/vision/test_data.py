@@ -487,10 +487,10 @@ def test_the_home_folder_and_an_empty_path(own_images, monkeypatch):
             lambda f: (f / "train" / "cat" / "more").symlink_to("../dog"),
             r" are the same folder, which would be read",
         ),
-        (lambda f: (f / "train" / "cow").symlink_to("nowhere"), r"cow is a link to nothing that is there: mend or rem"),
+        (lambda f: (f / "train" / "cow").symlink_to("nowhere"), r"cow is a link to nothing that is there: repair"),
         (
             lambda f: (f / "train" / "cat" / "x.png").symlink_to("/no"),
-            r"x.png is a link to nothing that is there: mend",
+            r"x.png is a link to nothing that is there: repair",
         ),
     ],
 )
