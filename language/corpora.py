@@ -110,7 +110,7 @@ def pydoc(val_fraction: Part = 0.1) -> Corpus:
 
 @checked
 def stdlib(val_fraction: Part = 0.05) -> Corpus:
-    """The sources of CPython's standard library, without its tests.
+    """Read the sources of CPython's standard library, without its tests.
 
     Args:
         val_fraction: fraction of the files that is held out.
@@ -125,7 +125,7 @@ def stdlib(val_fraction: Part = 0.05) -> Corpus:
 
 @checked
 def headers(val_fraction: Part = 0.1) -> Corpus:
-    """The headers of torch's core library (c10), C++.
+    """Read the headers of torch's core library (c10), C++.
 
     Args:
         val_fraction: fraction of the files that is held out.
@@ -139,7 +139,7 @@ def headers(val_fraction: Part = 0.1) -> Corpus:
 
 @checked
 def characters(val_fraction: Part = 0.1) -> Corpus:
-    """A line for each character of Python's Unicode tables: code point, category, name.
+    """Make a line for each character of Python's Unicode tables: code point, category, name.
 
     Characters that are named by their number or their sound (ideographs, Hangul syllables) are left out.
 

@@ -290,7 +290,7 @@ class Task:
 
 
 def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
-    """The corpora of a configuration by name and split, prepared here if that needs no download.
+    """Return the corpora of a configuration by name and split, and prepare those that need no download.
 
     Raises:
         ConfigError: they are not there or damaged, or the tokenizer is not.

@@ -156,19 +156,19 @@ class TTest:
         self.error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
 
     def above(self, bound: float) -> float:
-        """The p value against a true difference of `bound` or less."""
+        """Return the p value against a true difference of `bound` or less."""
         if self.error == 0:
             return 0.0 if self.mean > bound else 1.0
         return float(special.stdtr(self.freedom, -(self.mean - bound) / self.error))
 
     def below(self, bound: float) -> float:
-        """The p value against a true difference of `bound` or more."""
+        """Return the p value against a true difference of `bound` or more."""
         if self.error == 0:
             return 0.0 if self.mean < bound else 1.0
         return float(special.stdtr(self.freedom, (self.mean - bound) / self.error))
 
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the true difference."""
+        """Return the 95 % interval of the true difference."""
         half = float(special.stdtrit(self.freedom, 1 - LEVEL / 2)) * self.error
         return self.mean - half, self.mean + half
 
@@ -191,17 +191,17 @@ class SignFlipTest:
             self.signs = np.concatenate([np.ones((1, seeds)), drawn])
 
     def above(self, bound: float) -> float:
-        """The p value against a true difference of `bound` or less."""
+        """Return the p value against a true difference of `bound` or less."""
         shifted = self.differences - bound
         flipped = self.signs @ shifted  # (flips,), sums
         return float((flipped >= shifted.sum() - 1e-12 * np.abs(shifted).sum()).mean())
 
     def below(self, bound: float) -> float:
-        """The p value against a true difference of `bound` or more."""
+        """Return the p value against a true difference of `bound` or more."""
         return SignFlipTest(-self.differences).above(-bound)
 
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval: the true differences that neither one-sided test rejects at 2.5 %."""
+        """Return the 95 % interval: the true differences that neither one-sided test rejects at 2.5 %."""
         width = float(np.ptp(self.differences)) + abs(self.mean) + 1e-12
         far_below, far_above = self.mean - 2 * width, self.mean + 2 * width
         if self.above(far_below) > LEVEL / 2:  # too few seeds to reject anything

@@ -369,7 +369,7 @@ class Task:
 
 
 def open_data(config: DictConfig) -> ImageData:
-    """The data set of a configuration.
+    """Return the data set of a configuration.
 
     Raises:
         ConfigError: it is not there, or is damaged.

@@ -177,7 +177,7 @@ def cpr(clone: Path) -> Arrays:
 
 
 def flax_layers(draw: np.random.RandomState, *sizes: int) -> dict[str, Arrays]:
-    """Weights of linear layers, as flax holds them."""
+    """Draw weights of linear layers, as flax holds them."""
     return {
         f"layer_{i}": {"kernel": draw.randn(a, b).astype("f") / a**0.5, "bias": draw.randn(b).astype("f") * 0.1}
         for i, (a, b) in enumerate(itertools.pairwise(sizes))
@@ -185,12 +185,12 @@ def flax_layers(draw: np.random.RandomState, *sizes: int) -> dict[str, Arrays]:
 
 
 def flat(tree: Any, prefix: str) -> Arrays:
-    """The arrays of a flax tree of layers by their names."""
+    """Return the arrays of a flax tree of layers by their names."""
     return {f"{prefix}{layer}.{name}": np.asarray(v) for layer, entry in tree.items() for name, v in entry.items()}
 
 
 def l2_er(clone: Path) -> Arrays:
-    """Steps of gradient ascent on the effective rank of a perceptron's two hidden layers."""
+    """Record steps of gradient ascent on the effective rank of a perceptron's two hidden layers."""
     import jax
     import jax.numpy as jnp
 
@@ -217,7 +217,7 @@ def l2_er(clone: Path) -> Arrays:
 
 
 def spectral(clone: Path) -> Arrays:
-    """The penalty with target 1 and many power iterations, of layers without biases and of a layer norm's scale."""
+    """Record the penalty (target 1, many power iterations) of layers without biases and of a layer norm's scale."""
     import jax
     import jax.numpy as jnp
 
@@ -237,7 +237,7 @@ def spectral(clone: Path) -> Arrays:
 
 
 def c_chain(clone: Path) -> Arrays:
-    """Double DQN with C-CHAIN on random transitions; its reference batch is the one of the second update before."""
+    """Record double DQN with C-CHAIN on random transitions; the reference batch is that of the second update before."""
     import torch
     from torch import nn
     from torch.nn import functional as F
