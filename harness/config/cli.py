@@ -462,8 +462,16 @@ def _comments(config_name: str, config: DictConfig, folder: Path | None) -> list
     for group, choice in config.hydra.runtime.choices.items():
         for place in (CONF, folder):
             if choice and place and (path := place / group / f"{choice}.yaml").is_file() and group != "experiment":
-                sources.append(comments.of_file(path, group))
+                sources += [comments.of_file(file, group) for file in _with_defaults(path)]
     return sources
+
+
+def _with_defaults(path: Path) -> list[Path]:
+    """Return the files of the same group that the `defaults` of a choice's file name, and then this file itself."""
+    options = OmegaConf.load(path)
+    assert isinstance(options, DictConfig), "Hydra has composed it"
+    named = [path.parent / f"{entry}.yaml" for entry in options.get("defaults", []) if isinstance(entry, str)]
+    return [*(file for other in named if other.is_file() for file in _with_defaults(other)), path]
 
 
 def _wants_traceback() -> bool:

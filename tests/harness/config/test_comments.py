@@ -57,3 +57,14 @@ def test_the_help_of_a_program(program: str) -> None:
     assert threshold.endswith("# of a unit's mean |activation| over that of its layer"), "a group's file"
     assert "shared first phases" in text, "a dataclass within the options that all programs share"
     assert "@package" not in text
+
+
+def test_the_help_shows_comments_of_the_files_that_a_choice_builds_on() -> None:
+    import tests.programs
+
+    tests.programs.compose("sac")  # makes its types known
+    lines = help_text("sac", ["env=ant"]).splitlines()
+    (twin,) = [line for line in lines if line.strip().startswith("twin:")]
+    assert twin.endswith("# clipped double Q, for tasks whose episodes can end early")
+    (number,) = [number for number, line in enumerate(lines) if line.strip().startswith("task: Ant-v5")]
+    assert "105 observations" in " ".join(lines[number - 1 : number + 1]), "the choice's own comment replaces the other"
