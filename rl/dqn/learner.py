@@ -121,18 +121,6 @@ def greedy_actions(task: Task, learner: Learner, observations: Tensor, acts: boo
     return actions.cpu()
 
 
-@torch.no_grad()
-def q_targets(task: Task, learner: Learner, batch: Batch) -> Tensor:
-    """Return the targets of B transitions on the device, (B,): r + gamma max_a Q_target(s', a), or r at the end.
-
-    An episode that a time limit has cut did not terminate, so that its last state is bootstrapped from.
-    """
-    with task.autocast():
-        best = learner.target(batch.frames[:, 1:]).float().amax(1)  # max_a Q_target(s', a), (B,)
-        targets: Tensor = batch.rewards + task.config.gamma * best * (1 - batch.terminated.to(best.dtype))
-    return targets
-
-
 def to_device(task: Task, batch: Batch) -> Batch:
     """Return transitions on the networks' device; `reward_clip` replaces rewards by their signs."""
     batch = Batch(*(column.to(task.device, non_blocking=True) for column in batch))

@@ -18,7 +18,7 @@ from rl.common.learner import start_row
 from rl.dqn.changing import Changing
 from rl.dqn.evaluation import play
 from rl.dqn.frames import Batch
-from rl.dqn.learner import NAMES, Learner, greedy_actions, q_targets, to_device
+from rl.dqn.learner import NAMES, Learner, greedy_actions, to_device
 from rl.dqn.task import Task, make_env
 
 PROBE = 256  # transitions on which plasticity is measured
@@ -94,14 +94,17 @@ def measure(task: Task, learner: Learner, task_ended: bool) -> dict[str, float]:
     return numbers
 
 
+@torch.no_grad()
 def probe_batch(task: Task, learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Turn B transitions into inputs and targets of `probe_loss`.
+    """Turn B transitions into inputs and targets of `probe_loss`, with the targets of `rl.dqn.train.train_step`.
 
     Returns:
         Observations (B, stack, ...) on the device, and actions beside their targets, (B, 2).
     """
     batch = to_device(task, batch)
-    targets = q_targets(task, learner, batch)
+    with task.autocast():
+        best = learner.target(batch.frames[:, 1:]).float().amax(1)
+        targets = batch.rewards + task.config.gamma * best * (1 - batch.terminated.to(best.dtype))
     return batch.frames[:, :-1], torch.stack([batch.actions.to(targets.dtype), targets], 1)
 
 

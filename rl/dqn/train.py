@@ -2,8 +2,7 @@
 
 A run has a stream of tasks, or two phases in one environment; a method acts between them, and may act within them. Read
 the file from `main` down: the algorithm of Mnih et al. (Nature 2015) is in `choose_actions` (exploration), `learn` and
-`train_step` (loss and step; the target is `rl.dqn.learner.q_targets`). The environments are in `rl.dqn.atari`, the
-replay is in `rl.dqn.frames`.
+`train_step` (target and loss). The environments are in `rl.dqn.atari`, the replay is in `rl.dqn.frames`.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.dqn.episodes import Step
 from rl.dqn.frames import Batch
-from rl.dqn.learner import Learner, greedy_actions, q_targets, to_device
+from rl.dqn.learner import Learner, greedy_actions, to_device
 from rl.dqn.phase import make_context, make_row, measure, pass_probe
 from rl.dqn.task import Task
 from rl.dqn.trained import load
@@ -237,6 +236,8 @@ def learn(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor:
     """Make one optimizer step on B transitions.
 
+    An episode that a time limit has cut did not terminate, so that its last state is bootstrapped from.
+
     Args:
         task: the task of the run.
         learner: the learner.
@@ -246,9 +247,13 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
     Returns:
         The loss, a scalar on the device.
     """
-    optimizer, targets = learner.optimizer, q_targets(task, learner, batch)  # r + gamma max_a Q_target(s', a), (B,)
+    config, optimizer = task.config, learner.optimizer
+    observations, next_observations = batch.frames[:, :-1], batch.frames[:, 1:]  # (B, stack, ...) each
+    with torch.no_grad(), task.autocast():
+        best = learner.target(next_observations).float().amax(1)  # max_a Q_target(s', a), (B,)
+        targets = batch.rewards + config.gamma * best * (1 - batch.terminated.to(best.dtype))  # (B,)
     with task.autocast():
-        values = learner.q(batch.frames[:, :-1]).float()  # Q(s, .), (B, actions)
+        values = learner.q(observations).float()  # Q(s, .), (B, actions)
     values = values.gather(1, batch.actions[:, None])[:, 0]  # Q(s, a) of the actions that were taken, (B,)
     loss = F.smooth_l1_loss(values, targets)  # Huber's, with threshold 1
 

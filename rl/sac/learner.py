@@ -127,26 +127,6 @@ def normalise(task: Task, learner: Learner, batch: Batch) -> Batch:
     )
 
 
-@torch.no_grad()
-def q_targets(task: Task, learner: Learner, batch: Batch, noise: Tensor) -> Tensor:
-    """Return what the critics learn: r + gamma (min Q_target(s', a') - alpha log p(a'|s')), or r where s' is terminal.
-
-    Args:
-        task: the task of the run.
-        learner: the training state; nothing in it changes.
-        batch: B transitions with normalised observations.
-        noise: (B, a), with which the policy draws a'.
-
-    Returns:
-        The targets, (B,).
-    """
-    next_action, next_log_p = learner.actor.sample(batch.next_observation, noise)  # (B, a), (B,)
-    next_values = [target(batch.next_observation, next_action) for target in learner.target_critics]  # (B,) each
-    next_value = torch.stack(next_values).amin(0) - learner.temperature() * next_log_p  # (B,)
-    targets: Tensor = batch.reward + task.gamma * (1 - batch.terminated) * next_value
-    return targets
-
-
 def adamw(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> AdamW:
     """Return AdamW over the parameters that are not frozen.
 

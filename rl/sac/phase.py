@@ -16,7 +16,7 @@ from harness.training.boundary import At, seed_of_new_networks
 from harness.training.measure import weight_numbers
 from harness.training.plasticity import plasticity
 from rl.common.learner import start_row
-from rl.sac.learner import NAMES, Learner, normalise, normalised, q_targets
+from rl.sac.learner import NAMES, Learner, normalise, normalised
 from rl.sac.task import Task
 from rl.sac.transitions import Batch, batch_at
 from rl.sac.workers import play_episodes
@@ -109,8 +109,9 @@ def pass_probe(task: Task, learner: Learner) -> None:
         critic(observation, batch.action)
 
 
+@torch.no_grad()
 def probe_batch(task: Task, learner: Learner, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Turn B transitions into inputs and targets of `probe_loss`.
+    """Turn B transitions into inputs and targets of `probe_loss`, with the targets of `rl.sac.train.train_step`.
 
     Returns:
         Inputs (B, o + a): normalised observations and actions, concatenated. Targets (B, 1 + a): the critics' target
@@ -119,7 +120,10 @@ def probe_batch(task: Task, learner: Learner, batch: Batch, generator: torch.Gen
     batch = normalise(task, learner, batch)
     noise = torch.randn(2, len(batch.reward), task.actions, generator=generator).to(task.device)
     with learner.net.mode(training=False):
-        targets = q_targets(task, learner, batch, noise[0])
+        next_action, next_log_p = learner.actor.sample(batch.next_observation, noise[0])
+    next_values = [target(batch.next_observation, next_action) for target in learner.target_critics]
+    next_value = torch.stack(next_values).amin(0) - learner.temperature() * next_log_p
+    targets = batch.reward + task.gamma * (1 - batch.terminated) * next_value
     return torch.cat([batch.observation, batch.action], 1), torch.cat([targets[:, None], noise[1]], 1)
 
 

@@ -2,8 +2,8 @@
 
 A run has a stream of tasks, or two phases in one environment; a method acts between them, and may act within them. Read
 the file from `main` down: the algorithm of Haarnoja et al. (arXiv 1812.05905) is in `choose_actions`, `learn` and
-`train_step` (losses and steps; the critics' target is `rl.sac.learner.q_targets`). The networks are in
-`rl.sac.networks`, the environments in `rl.sac.control`, the replay in `rl.sac.transitions`.
+`train_step` (target, losses and steps). The networks are in `rl.sac.networks`, the environments in `rl.sac.control`,
+the replay in `rl.sac.transitions`.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
 from rl.common.replay_store import RingStore
 from rl.sac.control import Statistics
-from rl.sac.learner import Learner, normalise, q_targets
+from rl.sac.learner import Learner, normalise
 from rl.sac.networks import Temperature
 from rl.sac.phase import make_context, make_row, measure, pass_probe, policy
 from rl.sac.task import Task
@@ -241,7 +241,13 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
     temperature = learner.temperature()
     alpha = temperature.detach()
 
-    targets = q_targets(task, learner, batch, noise[0])  # r + gamma (min Q_target(s', a') - alpha log p(a'|s')), (B,)
+    # What the critics learn: r + gamma (min Q_target(s', a') - alpha log p(a'|s')), where the episode has not ended.
+    with torch.no_grad():
+        next_action, next_log_p = actor.sample(batch.next_observation, noise[0])  # (B, a), (B,)
+        next_values = [target(batch.next_observation, next_action) for target in learner.target_critics]  # (B,) each
+        next_value = torch.stack(next_values).amin(0) - alpha * next_log_p  # (B,)
+        targets = batch.reward + task.gamma * (1 - batch.terminated) * next_value  # (B,)
+
     action, log_p = actor.sample(batch.observation, noise[1])  # (B, a), (B,)
     action_values = [critic(batch.observation, action) for critic in critics]  # (B,) each
     actor_loss = (alpha * log_p - torch.stack(action_values).amin(0)).mean()
