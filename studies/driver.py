@@ -194,7 +194,8 @@ class Study:
 
     def queue(self, names: Sequence[str]) -> None:
         """Search and report each stream; a search's choices are committed before the first report seed runs."""
-        os.setpgid(0, 0)
+        if os.getsid(0) != os.getpid():  # the leader of a session has a process group of its own already
+            os.setpgid(0, 0)
         PROCESS_GROUP.parent.mkdir(parents=True, exist_ok=True)
         PROCESS_GROUP.write_text(str(os.getpgid(0)))
         for name in names:

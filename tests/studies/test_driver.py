@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from harness.run.programs import program_of
 from studies import driver, how_far, muon_split
 from studies.driver import STEP, Key, Measure, Point, Stream, Study, Table, next_rate, power_of, read_csv
 from studies.verdict import power
+from tests.zygote import Zygote
 
 TINY = Stream(
     program="vision",
@@ -126,6 +128,20 @@ def test_power_is_of_the_comparison_with_the_fewest_seeds() -> None:
 def test_a_wrong_command_is_one_line(words: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"^error: .*"):
         driver.main(words)
+
+
+@pytest.mark.parametrize("begins", ["", "os.setsid()"])
+def test_a_queue_has_a_process_group_of_its_own(begins: str, tmp_path: Path, zygote: Zygote) -> None:
+    """Also where it leads a session, as the first process of a container or of `setsid` does."""
+    program = f"""
+        import os
+        from studies.driver import PROCESS_GROUP, Study
+        {begins}
+        Study("how_far", 1).queue([])
+        assert os.getpgid(0) == os.getpid() == int(PROCESS_GROUP.read_text())
+    """
+    answer = zygote.code(tmp_path, textwrap.dedent(program))
+    assert answer.code == 0, answer.err
 
 
 # The streams whose rows are those of another one with the same program: of warm_start, and of permuted_fashion.
