@@ -9,12 +9,14 @@ older date back.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from harness.config.own_files import LeftOut, files_below
 from harness.config.paths import is_path_option
@@ -82,6 +84,8 @@ def _named_path(option: str, value: Any) -> Path | None:
 def digest_of(path: Path, cache_folder: Path | None = None) -> str:
     """Return the SHA-256 of a file, or of a folder: then of the names and digests of all files below it.
 
+    The digest of a MuJoCo model covers the files that it includes, its meshes and its textures.
+
     Args:
         path: a file or folder; hidden and system files in a folder do not count.
         cache_folder: folder of cached digests; None: the digest is computed.
@@ -90,12 +94,73 @@ def digest_of(path: Path, cache_folder: Path | None = None) -> str:
         ConfigError: see `with_contents`.
         TrainingError: see `with_contents`.
     """
+    model_files = files_of_model(Path(os.path.abspath(path))) if path.suffix == ".xml" and path.is_file() else []
+    if model_files:
+        digests = [(path.name, _digest_of_file(path, cache_folder))]
+        for file in model_files:
+            digests.append((os.path.relpath(file, path.parent), _digest_of_file(file, cache_folder)))
+        return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     if path.is_dir():
         files = [
             (str(file.relative_to(path)), _digest_of_file(file, cache_folder)) for file in files_below(path, LeftOut())
         ]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
     return _digest_of_file(path, cache_folder)
+
+
+def files_of_model(path: Path) -> list[Path]:
+    """Return the files that a MuJoCo model in XML reads, also through those that it includes, sorted, without itself.
+
+    MuJoCo looks for a file in the folder of the model, or of the file that names it, and there in the folders that the
+    element `compiler` gives for meshes and textures. A name that is found nowhere is left out: MuJoCo will refuse it.
+
+    Args:
+        path: the model; a file that is no XML, or that no model is made of, reads no other.
+
+    Raises:
+        TrainingError: a file cannot be read at the moment.
+    """
+    files, unread = set[Path](), [path]
+    asset_folders = {"."}
+    names: list[tuple[Path, str]] = []  # folder of a file that names another, and the other's name
+    while unread:
+        file = unread.pop()
+        with reading(file):
+            content = file.read_bytes()
+        try:
+            elements = list(ElementTree.fromstring(content).iter())
+        except (ElementTree.ParseError, ValueError, LookupError):
+            continue  # MuJoCo will say so
+        for element in elements:
+            if element.tag == "compiler":
+                asset_folders |= {element.get(key, ".") for key in ("assetdir", "meshdir", "texturedir")}
+            for attribute, name in element.items():
+                if attribute.startswith("file"):  # a texture of a cube has six: fileright, fileleft, ...
+                    names.append((file.parent, name))
+        # All names anew, since the folders of assets may have been given after them.
+        for folder, name in names:
+            for base, asset_folder in itertools.product((path.parent, folder), asset_folders):
+                named = Path(os.path.normpath(base / asset_folder / name))
+                if named not in files and named != path and _is_file(named):
+                    files.add(named)
+                    if named.suffix == ".xml":
+                        unread.append(named)
+    return sorted(files)
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a path is that of an existing file.
+
+    Raises:
+        TrainingError: it cannot be told at the moment.
+    """
+    try:
+        return path.is_file()
+    except OSError as error:
+        if error.errno in NO_PATH:
+            return False
+        with reading(path):
+            raise
 
 
 def _digest_of_file(path: Path, cache_folder: Path | None) -> str:

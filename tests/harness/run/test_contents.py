@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 
 from harness.config.errors import ConfigError, TrainingError
 from harness.run import contents
-from harness.run.contents import cached_digest, digest_of, with_contents
+from harness.run.contents import cached_digest, digest_of, sha256_of, with_contents
 from harness.run.execute import new_run
 from harness.run.identity import identity, without
 from harness.run.programs import program_of
@@ -98,6 +99,45 @@ def test_any_group_s_files_count(group: str, tmp_path: Path) -> None:
     file.write_text("two")
     assert identity(config) != before
     assert without(identity(config), (group,)) == without(before, (group,)), "a shared first phase has no method"
+
+
+MODEL = """
+<mujoco>
+  <compiler meshdir="meshes"/>
+  <include file="parts/body.xml"/>
+  <asset><mesh file="foot.stl"/><texture type="cube" fileright="sky.png"/><mesh file="not_there.stl"/></asset>
+</mujoco>
+"""
+
+
+def test_the_files_of_a_mujoco_model_count(tmp_path: Path) -> None:
+    model = tmp_path / "model.xml"
+    for name, content in {
+        "model.xml": MODEL,
+        "parts/body.xml": '<mujoco><compiler texturedir="skies"/><include file="parts/leg.xml"/></mujoco>',
+        "parts/leg.xml": "<mujoco/>",
+        "meshes/foot.stl": "mesh",
+        "skies/sky.png": "texture",
+        "other.xml": "<mujoco/>",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    digests = {digest_of(model)}
+    for name in ("parts/body.xml", "parts/leg.xml", "meshes/foot.stl", "skies/sky.png"):
+        with (tmp_path / name).open("a") as file:
+            file.write(" ")
+        digests.add(digest_of(model))
+    assert len(digests) == 5
+    (tmp_path / "other.xml").write_text("<mujoco model='a'/>")
+    assert digest_of(model) in digests, "a file that the model does not name"
+    copied = shutil.copytree(tmp_path, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("elsewhere"))
+    assert digest_of(copied / "model.xml") == digest_of(model), "its place does not count"
+
+
+@pytest.mark.parametrize("content", ["<mujoco/>", "no xml", "<a><b>", '<mujoco><include file="self.xml"/></mujoco>'])
+def test_a_model_that_names_no_other_file_has_the_digest_of_its_own(content: str, tmp_path: Path) -> None:
+    (tmp_path / "self.xml").write_text(content)
+    assert digest_of(tmp_path / "self.xml") == sha256_of(tmp_path / "self.xml")
 
 
 def test_a_file_that_is_called_like_a_word_is_no_option_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
