@@ -84,6 +84,7 @@ def test_a_refusal(program: str, method: str, options: tuple[str, ...], tmp_path
         smallest.run(tmp_path / "runs", f"method={method}", *options)
     said = str(refused.value)
     assert said.startswith(f"method={method} ")
+    assert "\n" not in said
     assert REFUSED[program, method, options] in said
     assert not (tmp_path / "runs").exists()
 

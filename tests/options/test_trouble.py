@@ -189,6 +189,12 @@ def words_of(program: str, options: str) -> list[str]:
     return [*(() if program == "language_prepare" else ALIKE), *options.split()]
 
 
+def assert_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """`start_here` leaves out the program's log, whose lines would stand on stderr before the error."""
+    rooms = ("fire_core", "harness", "vision", "language", "rl")
+    assert not [record for record in caplog.records if record.name.partition(".")[0] in rooms]
+
+
 def assert_one_line(program: str, options: str, code: int, error: str, folder: Path) -> None:
     """That what was printed begins as the table says, and nothing was written."""
     says = TABLES[program][options]
@@ -206,9 +212,12 @@ def test_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    caplog.set_level("INFO")
     code = start_here(program, words_of(program, options), monkeypatch)
+    assert_nothing_is_logged(caplog)
     assert_one_line(program, options, code, capsys.readouterr().err, tmp_path)
 
 
@@ -251,14 +260,20 @@ def assert_refused(says: str, code: int, error: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("case", OWN_FILES, ids=lambda case: f"{case[2]} {case[1]}")
 def test_a_file_of_one_s_own_is_refused_in_one_line(
-    case: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    case: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     name, text, options = case
+    caplog.set_level("INFO")
     file = tmp_path / "own" / name
     file.parent.mkdir(parents=True)
     file.write_text(text)
     monkeypatch.chdir(tmp_path)
     code = start_here("vision", (*ALIKE, "--config-dir=own", *options.split()), monkeypatch)
+    assert_nothing_is_logged(caplog)
     assert_refused(OWN_FILES[case], code, capsys.readouterr().err, tmp_path)
 
 

@@ -71,14 +71,14 @@ def test_a_job_that_the_system_stops_costs_that_job_alone(
 @pytest.mark.slow
 def test_in_workers_numbers_are_the_same_and_a_job_that_cannot_run_is_the_last_begun(tmp_path: Path) -> None:
     """The workers share a first phase, and are started once for all that is asked of them here."""
-    begun = list[Job]()
+    begun, ended = list[Job](), list[Path]()
 
     def taken() -> Iterator[Job]:
         for options in ("method=base", "method=fire", "method=fires", *(f"seed={seed}" for seed in range(90))):
             begun.append(job(tmp_path / "two", *options.split()))
+            assert len(begun) - len(ended) <= 2, "the next one is taken when a worker is free"
             yield begun[-1]
 
-    ended = list[Path]()
     with pytest.raises(ConfigError, match=r"method=fires: .*'method/fires'|method=fires.* is unknown"):
         ended.extend(one.folder for one in run_jobs(taken(), workers=2))
     assert len(begun) < 30  # five, but where the worker that cannot run its job gets no processor

@@ -94,7 +94,7 @@ def process_in_training(folder: Path) -> int:
 @pytest.mark.slow
 def test_one_killed_worker_costs_one_job(tmp_path: Path, zygote: Zygote) -> None:
     """By Hydra's name of the launcher, which chooses `cores` too."""
-    options = SMALL.tiny("method=fire,snp,base", "cache=off", "epochs=60", "-m")
+    options = SMALL.tiny("method=fire,snp,base", "cache=off", "epochs=200", "-m")
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     driver = zygote.start(tmp_path, "vision.train", *options, *launcher)
     wait_for(lambda: len(begun(tmp_path)) >= 2)
@@ -162,7 +162,7 @@ def test_a_number_of_trials_that_is_none_is_one_line(option: str) -> None:
 @needs("hydra_submitit_launcher")
 @pytest.mark.slow
 def test_a_job_on_a_queue_requeues_itself(tmp_path: Path, zygote: Zygote) -> None:
-    options = ("method=fire", "epochs=60", "cache=off", "checkpoint.every_seconds=1000")
+    options = ("method=fire", "epochs=200", "cache=off", "checkpoint.every_seconds=1000")
     calm = SMALL.run(tmp_path / "calm", *options)
     sweep = zygote.start(tmp_path, "vision.train", *SMALL.tiny(*options), "hydra/launcher=submitit_local", "-m")
     wait_for(lambda: begun(tmp_path))
