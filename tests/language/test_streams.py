@@ -245,8 +245,8 @@ def test_bad_input_is_one_line(overrides: tuple[str, ...], line: str, folder: Pa
 def test_one_text_without_paragraphs_trains(tmp_path: Path) -> None:
     words = " ".join(f"word{i % 50} and" for i in range(2000))
     (tmp_path / "my.txt").write_bytes(words.replace("word9 ", "word9\r\n").encode("utf-8-sig"))
-    text = ("benchmark=one_text", "dataset=text", f"dataset.path={tmp_path}/my.txt", f"paths.data={tmp_path}/data")
-    folder = STREAM.run(tmp_path / "runs", *text, "benchmark.iterations=20")
+    options = ("benchmark=one_text", "dataset=text", f"dataset.path={tmp_path}/my.txt", f"paths.data={tmp_path}/data")
+    folder = STREAM.run(tmp_path / "runs", *options, "benchmark.iterations=20")
     assert folder.name.startswith("one_text-text-base-s0-")
     assert summary(folder)["task_end/loss"] < math.log(256)
 

@@ -27,8 +27,8 @@ def undisturbed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(runs: Runs, folder: Path, *options: str) -> Path:
-    """A finished run of this process on the data of `runs`."""
+def train_here(runs: Runs, folder: Path, *options: str) -> Path:
+    """Train in this process on the data of `runs`, and return the run's folder."""
     return LANGUAGE.run(folder / "runs", f"paths.data={runs.data}", *options)
 
 
@@ -75,7 +75,7 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, caplog, start):
     cache = cache_of(undisturbed)
     options = (f"benchmark.start={start}", "benchmark.iterations=[40,1]", f"paths.cache={cache.parent}")
     caplog.set_level(logging.INFO)
-    run = trained(runs, tmp_path, "method=base", *options)
+    run = train_here(runs, tmp_path, "method=base", *options)
     assert "first phase taken from" in caplog.text
     found, state = rows(run), final_state(cache)
     best = min(found[:20], key=lambda row: row["val/loss"])["step"]
@@ -96,8 +96,8 @@ def test_starting_checkpoint(undisturbed, runs, tmp_path, caplog, start):
 
 def test_from_scratch_and_full_reset_are_the_same_training(undisturbed, runs, tmp_path):
     cache = f"paths.cache={cache_of(undisturbed).parent}"
-    scratch = rows(trained(runs, tmp_path / "a", "method=base", "benchmark.start=scratch"))
-    reset = rows(trained(runs, tmp_path / "b", "method=full_reset", "benchmark.start=end", cache))
+    scratch = rows(train_here(runs, tmp_path / "a", "method=base", "benchmark.start=scratch"))
+    reset = rows(train_here(runs, tmp_path / "b", "method=full_reset", "benchmark.start=end", cache))
     assert {row["phase"] for row in scratch} == {1}
     assert scratch[0]["kind"] == "boundary"
     assert [row.get("val/loss") for row in scratch] == [row.get("val/loss") for row in reset[-len(scratch) :]]
@@ -139,7 +139,7 @@ def test_methods(undisturbed, runs, tmp_path, options):
         shape = [f"paths.cache={cache_of(undisturbed).parent}"]
     else:
         shape = ["benchmark.iterations=[12,12]", "benchmark.checkpoints=[6]"]
-    found = rows(trained(runs, tmp_path, *options, *shape))
+    found = rows(train_here(runs, tmp_path, *options, *shape))
     assert all(math.isfinite(row["val/loss"]) for row in found if "kind" not in row)
     if options == ["method=fire_exact"]:
         assert found[20]["boundary/dfi_after"] < 1e-6 * found[20]["boundary/dfi_before"]

@@ -261,12 +261,13 @@ def test_a_damaged_memory_is_not_believed(damage: bytes, tmp_path: Path, monkeyp
 
 
 ASK = """
-import sys, time
+import os
 from pathlib import Path
 from harness.run import contents
+from tests.programs import wait_for
 contents.SMALL, contents.RECENT = 0, -1e9
-while not Path("begin").exists():
-    time.sleep(0.001)
+Path(f"ready.{os.getpid()}").touch()
+wait_for(lambda: len([*Path().glob("ready.*")]) == 3)
 for _ in range(8):
     print(contents.digest_of(Path("weights.bin"), Path("memory")))
 """
@@ -277,7 +278,6 @@ def test_many_processes_may_ask_at_once(tmp_path: Path, zygote: Zygote) -> None:
     file.write_bytes(os.urandom(3_000_000))
     (tmp_path / "program.py").write_text(ASK)
     children = [zygote.start(tmp_path, "program") for _ in range(3)]
-    (tmp_path / "begin").touch()
     answers = [zygote.end(tmp_path, child) for child in children]
     assert [answer.code for answer in answers] == [0, 0, 0], answers
     digests = [digest for answer in answers for digest in answer.out.split()]
