@@ -1,28 +1,26 @@
-"""Report what a study has shown so far: outcomes by the rule of `studies.verdict`, tables, and a figure.
+"""Report what a study has shown so far: tables, and outcomes by the rule of `studies.verdict`.
 
-    python -m studies.report how_far      prints Markdown and writes outcomes.csv and how_far.png beside the tables
+    python -m studies.report how_far      prints Markdown and writes outcomes.csv beside the tables
 
-The page of a study is written by hand from what this prints, once, when the study has ended.
+The page of a study is written by hand from what this prints, once, when the study has ended. Its figure is drawn by a
+file of its own, `studies/<name>_figure.py`.
 """
 
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from analysis.estimates import mean
+from analysis.estimates import Estimate, mean, widened_tail
 from fire_core.tools.output import keep_output
 from studies.driver import Measure, Stream, Study, read_csv, write_derived
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
-# Rows of the figure, with the part of the way to the isometry that they go.
-HOW_FAR = {"base": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "fire": 1.0}
 WORST_ACCURACY = 0.0  # of a run that diverged
+RESAMPLES = 10_000  # of the seeds, for the interval of a ratio
 
 
 @dataclass(frozen=True)
@@ -31,27 +29,45 @@ class Result:
 
     Attributes:
         values: row -> seed -> the measure, with its sign such that more is better.
-        kept: row -> share of the old task's performance that is left right after an act, mean over seeds.
+        kept: row -> seed -> share of the old task's performance that is left right after an act.
     """
 
     values: dict[str, dict[int, float]]
-    kept: dict[str, float]
+    kept: dict[str, dict[int, float]]
 
     def differences(self, row: str, rival: str) -> list[float]:
         """Return `row` minus `rival` on each seed that both have."""
         ours, theirs = self.values.get(row, {}), self.values.get(rival, {})
         return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
-    def won_back(self, row: str) -> float:
+    def won_back(self, row: str) -> Estimate:
         """Return which part of fresh minus base a row wins back: 0 is base, 1 is fresh.
 
-        All three are means over the seeds that all of them have.
+        All three are means over the seeds that all of them have; without such a seed it is NaN. The 95 % interval is by
+        resampling these seeds, with all three rows of a seed together; below three seeds it is NaN.
         """
-        seeds = self.values[row].keys() & self.values["base"].keys() & self.values["fresh"].keys()
-        fresh = np.mean([self.values["fresh"][seed] for seed in seeds])
-        base = np.mean([self.values["base"][seed] for seed in seeds])
-        ours = np.mean([self.values[row][seed] for seed in seeds])
-        return float((ours - base) / (fresh - base))
+        rows = [self.values[name] for name in (row, "base", "fresh")]
+        seeds = sorted(set.intersection(*map(set, rows)))
+        if not seeds:
+            return mean([])
+        numbers = np.array([[values[seed] for seed in seeds] for values in rows])  # (3, seeds)
+
+        def part(means: np.ndarray) -> np.ndarray:  # (3, ...) -> (...)
+            ours, base, fresh = means
+            return np.asarray((ours - base) / (fresh - base))
+
+        whole = float(part(numbers.mean(1)))
+        if len(seeds) < 3:
+            return Estimate(whole, np.nan, np.nan, len(seeds))
+        drawn = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
+        tail = widened_tail(len(seeds))
+        low, high = np.quantile(part(numbers[:, drawn].mean(2)), [tail, 1 - tail])
+        return Estimate(whole, float(low), float(high), len(seeds))
+
+    def has_loss(self, measure: Measure) -> bool | None:
+        """Return whether this setting shows a loss of plasticity (`verdict.shows_loss`); None below two seeds."""
+        gaps = self.differences("fresh", "base")
+        return shows_loss(gaps, measure.smallest) if len(gaps) > 1 else None
 
 
 def results_of(stream: Stream, lines: Sequence[Mapping[str, str]]) -> dict[str, Result]:
@@ -70,16 +86,16 @@ def results_of(stream: Stream, lines: Sequence[Mapping[str, str]]) -> dict[str, 
     results = {}
     for setting in stream.settings:
         values: dict[str, dict[int, float]] = {}
-        kept: dict[str, list[float]] = {}
+        kept: dict[str, dict[int, float]] = {}
         for line in lines:
             if line["setting"] != setting or line["row"] not in stream.rows:
                 continue
-            text = line.get(stream.measure.name)
+            text, seed = line.get(stream.measure.name), int(line["seed"])
             value = stream.measure.sign * float(text) if text else worst
-            values.setdefault(line["row"], {})[int(line["seed"])] = value
+            values.setdefault(line["row"], {})[seed] = value
             if (share := kept_share(stream.measure, line)) is not None:
-                kept.setdefault(line["row"], []).append(share)
-        results[setting] = Result(values, {row: float(np.mean(shares)) for row, shares in kept.items()})
+                kept.setdefault(line["row"], {})[seed] = share
+        results[setting] = Result(values, kept)
     return results
 
 
@@ -118,45 +134,44 @@ def gaps_of(results: Mapping[str, Result]) -> list[float]:
     return [gap for result in results.values() for gap in result.differences("fresh", "base")]
 
 
-def table(stream: Stream, results: Mapping[str, Result]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of a stream's rows: mean with a 95 % interval, part won back, share kept."""
-    yield "| setting | row | seeds | mean | 95 % interval | part of fresh minus base | left of the old task |"
-    yield "|---|---|---|---|---|---|---|"
+def table(stream: Stream, results: Mapping[str, Result], chosen: Mapping[tuple[str, str], str]) -> Iterator[str]:
+    """Yield the lines of a Markdown table of a stream's rows, with 95 % intervals.
+
+    The part of fresh minus base that a row wins back stands only where the setting shows a loss.
+
+    Args:
+        stream: the stream.
+        results: setting -> result.
+        chosen: (setting, row) -> the options that its search chose.
+    """
+    yield (
+        "| setting | row | searched | seeds | mean | 95 % interval | part of fresh minus base | 95 % interval "
+        "| left of the old task |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     for setting, result in results.items():
         for row in stream.rows:
             if row not in result.values:
                 continue
             estimate = mean([stream.measure.sign * value for value in result.values[row].values()])
-            both = {"fresh", "base"} <= result.values.keys()
-            won = f"{result.won_back(row):.2f}" if both and row not in ("fresh", "base") else ""
-            kept = f"{result.kept[row]:.2f}" if row in result.kept else ""
+            won = won_interval = ""
+            if result.has_loss(stream.measure) and row not in ("fresh", "base"):
+                part = result.won_back(row)
+                won = f"{part.mean:.2f}"
+                won_interval = f"{part.low:.2f} to {part.high:.2f}" if np.isfinite(part.low) else ""
+            kept = f"{mean([*result.kept[row].values()]).mean:.2f}" if row in result.kept else ""
             interval = f"{estimate.low:.4g} to {estimate.high:.4g}"
-            yield f"| {setting} | {row} | {estimate.n} | {estimate.mean:.4g} | {interval} | {won} | {kept} |"
-
-
-def draw(shown: Mapping[str, Result]) -> Figure:
-    """Draw over how far an act goes: above the part of fresh minus base that it wins back, below the share it keeps."""
-    figure = Figure(figsize=(5.5, 6.5), layout="constrained")
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    for name, result in shown.items():
-        rows = [row for row in HOW_FAR if row in result.values]
-        (line,) = upper.plot([HOW_FAR[row] for row in rows], [result.won_back(row) for row in rows], "o-", label=name)
-        rows = [row for row in rows if row in result.kept]
-        lower.plot([HOW_FAR[row] for row in rows], [result.kept[row] for row in rows], "o-", color=line.get_color())
-    upper.axhline(1.0, color="grey", linewidth=0.8)
-    upper.set_ylabel("part of fresh minus base won back")
-    lower.set_ylabel("left of the old task after the act")
-    lower.set_xlabel("how far: 0 is no intervention, 1 is FIRE")
-    upper.legend(fontsize="small")
-    return figure
+            yield (
+                f"| {setting} | {row} | {chosen.get((setting, row), '')} | {estimate.n} | {estimate.mean:.4g} "
+                f"| {interval} | {won} | {won_interval} | {kept} |"
+            )
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print a study's results, and write its outcomes and its figure."""
+    """Print a study's results, and write its outcomes."""
     study = Study(arguments[0], 1)
     lines: list[dict[str, Any]] = []
-    shown: dict[str, Result] = {}
-    sources: list[Path] = []
+    sources = []
     for name, stream in study.streams.items():
         rows = read_csv(study.folder / f"{name}.csv")
         if not rows:
@@ -165,13 +180,12 @@ def main(arguments: Sequence[str]) -> None:
         results = results_of(stream, rows)
         power = study.folder / f"{name}.power.json"
         descriptive = json.loads(power.read_text())["descriptive"] if power.exists() else None
-        gaps = gaps_of(results)
         print(f"\n## {name}\n")
-        if len(gaps) > 1 and not shows_loss(gaps, stream.measure.smallest):
-            print(f"This stream shows no loss: fresh minus base is {np.mean(gaps):.4g}.\n")
-        elif gaps:
-            shown |= {f"{name} {setting}".strip(): result for setting, result in results.items() if result.kept}
-        print("\n".join(table(stream, results)), end="\n\n")
+        for setting, result in results.items():
+            if result.has_loss(stream.measure) is False:
+                gap = np.mean(result.differences("fresh", "base"))
+                print(f"{f'{name} {setting}'.strip()} shows no loss: fresh minus base is {gap:.4g}.\n")
+        print("\n".join(table(stream, results, study.chosen(name))), end="\n\n")
         print("| comparison | effect | 95 % interval | seeds | p | p of equivalence | outcome |")
         print("|---|---|---|---|---|---|---|")
         for (setting, row, rival), verdict in outcomes_of(stream, results).items():
@@ -183,8 +197,6 @@ def main(arguments: Sequence[str]) -> None:
             lines.append({"stream": name, "setting": setting, "row": row, "rival": rival} | asdict(verdict))
     command = f"python -m studies.report {study.name}"
     write_derived(study.folder / "outcomes.csv", lines, sources, command)
-    if shown:
-        draw(shown).savefig(study.folder / f"{study.name}.png", dpi=150)
 
 
 if __name__ == "__main__":
