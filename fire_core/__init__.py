@@ -7,17 +7,18 @@ and needs `pip install -e ".[harness]"`.
 """
 
 from fire_core import triggers
-from fire_core.check_muon import MuonProblem, MuonReport, check_muon
 from fire_core.diagnose import Diagnosis, should_reinitialize
 from fire_core.errors import FireWarning
 from fire_core.gap import PlasticityGap, plasticity_gap
 from fire_core.metrics import dfi, sfe
-from fire_core.muon_dialects import gram_newton_schulz_groups, muonium_groups
+from fire_core.muon.check import MuonProblem, MuonReport, check_muon
+from fire_core.muon.dialects import gram_newton_schulz_groups, muonium_groups
+from fire_core.muon.groups import muon_groups
+from fire_core.muon.optimizer import SplitMuon
 from fire_core.polar.factor import newton_schulz, polar_factor
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.reinit.report import Report
-from fire_core.split_muon import SplitMuon, muon_groups
 from fire_core.weights.entry import Entry as Matrix
 from fire_core.weights.freshness import Freshness, assert_fresh, is_fresh
 from fire_core.weights.layout import resolve

@@ -32,7 +32,7 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
-from fire_core import split_muon
+from fire_core.muon import optimizer as muon_optimizer
 from fire_core.tools.output import keep_output
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str]) -> None:
             print(*ARCHITECTURES, *PANELS)
             return
         case ["--process", name, *words]:
-            split_muon.DTYPE = torch.float32  # emulated bfloat16 takes a quarter of an hour for a step of GPT-0.1B
+            muon_optimizer.DTYPE = torch.float32  # emulated bfloat16 takes a quarter of an hour for a step of GPT-0.1B
             run_methods(name, *words) if name in ARCHITECTURES else run_panel(name, int(words[0]) if words else None)
             return
     runnable = [name for name in (*ARCHITECTURES, *PANELS) if name not in NEEDS]

@@ -10,8 +10,9 @@ from torch import nn
 
 from fire_core.methods.layers import input_layers, named_layers, output_layers
 from fire_core.methods.protocol import MakeOptimizer, Method, Net, Variant
+from fire_core.muon.cuts import WHOLE, Cuts, cut_of, entries_of, matrices_of
+from fire_core.muon.optimizer import SplitMuon
 from fire_core.ranges import Decay, NonNegative, Positive, checked
-from fire_core.split_muon import WHOLE, Cuts, SplitMuon, cut_of, entries_of, matrices_of
 from fire_core.weights.layout import resolve
 
 

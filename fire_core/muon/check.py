@@ -19,19 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.methods.layers import named_layers
-from fire_core.muon_behaviour import JOINED, REFUSED, SEPARATE, UNKNOWN, Behaviour, behaviour_of, heeds_splits
-from fire_core.split_muon import (
-    FIELDS,
-    WHOLE,
-    Cuts,
-    SplitMuon,
-    cut_of,
-    entries_by_parameter,
-    entries_of,
-    is_hidden,
-    matrices_of,
-    outside_layers,
-)
+from fire_core.muon.behaviour import JOINED, REFUSED, SEPARATE, UNKNOWN, Behaviour, behaviour_of, heeds_splits
+from fire_core.muon.cuts import FIELDS, WHOLE, Cuts, cut_of, entries_of, matrices_of
+from fire_core.muon.groups import entries_by_parameter, is_hidden, outside_layers
+from fire_core.muon.optimizer import SplitMuon
 from fire_core.text_table import text_table
 from fire_core.weights.describe import says_fused
 from fire_core.weights.entry import Entry

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fire_core import SplitMuon, gram_newton_schulz_groups, muon_groups, muonium_groups
 from fire_core.errors import FireWarning
+from tests.muon.test_optimizer import Case
 from tests.networks import GPT
-from tests.test_split_muon import Case
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of torch's Muon, at each of five steps
 Make = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fire_core.split_muon import ADJUST, SplitMuon
+from fire_core.muon.optimizer import ADJUST, SplitMuon
 from fire_core.weights.new_optimizer import Builder, CannotBuildError, without_side_effects
 
 SEPARATE, JOINED, REFUSED, UNKNOWN = "one by one", "as one matrix", "not at all", "in a way that is not known"

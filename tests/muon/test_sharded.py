@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fire_core import SplitMuon, muon_groups, split_muon
+from fire_core import SplitMuon, muon_groups
+from fire_core.muon import optimizer as muon_optimizer
 from tests.weights.test_distributed import start_ranks
 from tests.zygote import Zygote
 
@@ -263,7 +264,7 @@ def counted(rank: int, world: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
 
-    split_muon.ROUND_ELEMENTS = 2**15  # so that the weights are small and the test quick
+    muon_optimizer.ROUND_ELEMENTS = 2**15  # so that the weights are small and the test quick
     square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("outer", "inner"))
     line = init_device_mesh("cpu", (world,))
     layouts = [
@@ -290,7 +291,7 @@ def counted(rank: int, world: int) -> None:
     for mesh, layout in ((line, [Shard(0)]), (line, [Shard(1)]), (square, [Shard(0), Shard(1)])):
         # E numbers of one large weight, and of several small ones
         several = 8 if layout == [Shard(0), Shard(1)] else 6
-        for side, numbers, most in ((256, 2**16, 12), (64, split_muon.ROUND_ELEMENTS, several)):
+        for side, numbers, most in ((256, 2**16, 12), (64, muon_optimizer.ROUND_ELEMENTS, several)):
             model = nn.Module()
             for at in range(world * numbers // side**2):
                 model.register_parameter(f"weight{at}", nn.Parameter(torch.randn(side, side)))
@@ -362,7 +363,7 @@ def main(rank: int, world: int, folder: str) -> None:
 
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_rank_ends_with_the_numbers_of_a_single_process(world: int, tmp_path: Path, zygote: Zygote) -> None:
-    start_ranks(zygote, "tests.test_split_muon_sharded", world, tmp_path)
+    start_ranks(zygote, "tests.muon.test_sharded", world, tmp_path)
 
 
 if __name__ == "__main__":

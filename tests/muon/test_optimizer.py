@@ -10,9 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fire_core import SplitMuon, matrices, muon_groups
-from fire_core.errors import FireWarning
-from tests.networks import UnevenFused
+from fire_core import SplitMuon, muon_groups
 from tests.weights.test_blocks import MODULES
 from tests.zoo.checks import Cuts, Fused
 
@@ -178,19 +176,6 @@ def test_what_cannot_be_trained_is_refused(make: Callable[[], Any], says: str) -
         make()
 
 
-def test_a_fused_weight_that_is_not_known_is_left_to_the_other_optimizer() -> None:
-    model = UnevenFused()
-    assert any("qkv" in line for line in matrices(model).warnings)
-    with (
-        pytest.warns(FireWarning, match=r"qkv\.weight is kept; it looks fused"),
-        pytest.raises(ValueError, match="no hidden matrix"),
-    ):
-        muon_groups(model)
-    (group,) = muon_groups(model, blocks={"qkv.weight": {"q": 16, "k": 12, "v": 12}}).muon
-    assert group["params"] == [model.qkv.weight]
-    assert len(group["cuts"]) == 3
-
-
 def test_states_of_torch_load_and_what_muon_does_not_train_is_refused() -> None:
     model = nn.Sequential(nn.Embedding(9, 6), nn.MultiheadAttention(6, 2), nn.Linear(6, 6))
     groups, _ = muon_groups(model)
@@ -213,8 +198,3 @@ def test_a_group_that_is_refused_is_not_taken_in() -> None:
     with pytest.raises(ValueError, match="no matrix"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     assert len(optimizer.param_groups) == 1
-
-
-def test_nothing_is_left_out_where_no_linear_layer_reads_the_input() -> None:
-    rnn = nn.ModuleDict({"rnn": nn.LSTM(4, 8), "fc1": nn.Linear(8, 8), "fc2": nn.Linear(8, 2)})
-    assert any(rnn["fc1"].weight in set(group["params"]) for group in muon_groups(rnn).muon)

@@ -21,8 +21,8 @@ from fire_core import (
     muonium_groups,
 )
 from fire_core.methods.muon import CombinedOptimizer
+from tests.muon.test_optimizer import vit
 from tests.networks import GPT, GPTMLP, SeparateAttention, UnevenFused
-from tests.test_split_muon import vit
 
 Pick = Callable[[nn.Module, str, Tensor], bool]  # whether a script gives a parameter to Muon
 Found = set[tuple[str, str]]  # (kind, name) of errors
@@ -713,7 +713,7 @@ def test_a_head_that_was_replaced_after_the_groups_were_built() -> None:
 
 
 def test_the_page_s_code_runs_and_its_report_is_printed() -> None:
-    page = (Path(__file__).parents[1] / "docs/muon.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/muon.md").read_text()
     model = GPT()
     names: dict[str, Any] = {"torch": torch, "model": model}
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.errors import FireWarning
-from fire_core.split_muon import Cuts, MuonGroups, entries_of, matrices_of, muon_groups, write_matrices
+from fire_core.muon.cuts import Cuts, entries_of, matrices_of, write_matrices
+from fire_core.muon.groups import MuonGroups, muon_groups
 from fire_core.weights.layout import listed
 from fire_core.weights.topology import clean_name, unwrap
 
