@@ -1,6 +1,5 @@
 """The paper's figures 2, 3, 4a and 4b: grids of panels with the runs that fit."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +20,8 @@ class Panel:
     Args:
         title: the panel's title.
         benchmark: the benchmark's name, or "language" or "rl".
-        what: name of the data set, starting checkpoint or environment; punctuation and case do not count.
+        what: name of the data set, starting checkpoint or environment. It must be the setting's very name, since names
+            may be alike (`asterix` and `minatar_asterix`) or in any script.
         model: name of the model that is preferred if several settings fit.
     """
 
@@ -33,10 +33,10 @@ class Panel:
     def fits(self, setting: Setting) -> bool:
         """Return whether the panel can show a setting."""
         if setting.domain == "vision":
-            return (setting.benchmark, plain(setting.dataset)) == (self.benchmark, plain(self.what))
+            return (setting.benchmark, setting.dataset) == (self.benchmark, self.what)
         if setting.domain == "language":
-            return self.benchmark == "language" and plain(starting_checkpoint(setting)) == plain(self.what)
-        return self.benchmark == "rl" and plain(self.what) in plain(setting.dataset)
+            return (self.benchmark, self.what) == ("language", starting_checkpoint(setting))
+        return (self.benchmark, self.what) == ("rl", setting.dataset)
 
     def choose(self, settings: Sequence[Setting]) -> Setting | None:
         """Return the setting to show, preferably of the panel's model, then with most runs; None if none fits."""
@@ -57,13 +57,15 @@ class Grid:
     program: str = ""  # name of the program whose further settings get panels too; empty: the paper's panels only
 
 
+ACROSS = 4  # panels in a row of environments or starts, more of which would be too narrow to be read
+EMPTY = Panel("", "", "")  # fills a row
 DATA = (
     ("CIFAR-10, ResNet-18", "cifar10", "resnet18"),
     ("CIFAR-100, ViT-Tiny", "cifar100", "vit_tiny"),
     ("Tiny-ImageNet, VGG-16", "tinyimagenet", "vgg16"),
 )
 BENCHMARKS = ("warm_start", "continual", "class_incremental")
-GAMES = ("Asterix", "BeamRider", "DemonAttack")
+GAMES = ("asterix", "beam_rider", "demon_attack")
 TASKS = ("h1-walk-v0", "h1-balance_simple-v0", "h1-run-v0")
 GRIDS = (
     Grid(
@@ -78,14 +80,9 @@ GRIDS = (
         last_phase=True,
         program="language",
     ),
-    Grid("figure4a", "DQN on Atari", (tuple(Panel(game, "rl", game) for game in GAMES),), program="dqn"),
+    Grid("figure4a", "DQN on Atari", (tuple(Panel(style.name(game), "rl", game) for game in GAMES),), program="dqn"),
     Grid("figure4b", "SAC on HumanoidBench", (tuple(Panel(task, "rl", task) for task in TASKS),), program="sac"),
 )
-
-
-def plain(name: str) -> str:
-    """Return a name in lower case, with letters and digits only."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
 def starting_checkpoint(setting: Setting) -> str:
@@ -105,7 +102,7 @@ def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
                 panel = Panel("From the end" if start == "end" else f"From {start}", "language", start)
             else:
                 panel = Panel(style.name(run.dataset), "rl", run.dataset)
-            others[plain(panel.what)] = panel
+            others[panel.what] = panel
     if not grid.program or not others:
         return grid
     return replace(grid, rows=((*grid.rows[0], *others.values()),))
@@ -123,13 +120,14 @@ def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette,
         grid: the figure's panels, of which at least one has runs.
         settings: all settings that were run.
         palette: the methods' colours.
-        width: "page" or "column"; in a column the panels of a single row are stacked.
+        width: "page" or "column"; in a column the panels of a single row are stacked, on a page a long row is broken.
     """
     chosen = {panel: panel.choose(settings) for row in grid.rows for panel in row}
     missing = [panel for panel, setting in chosen.items() if setting is None]
+    chosen[EMPTY] = None
     panels = with_runs(grid, missing)
-    if width == "column" and len(panels) == 1:
-        panels = [[panel] for panel in panels[0]]
+    if len(panels) == 1:
+        panels = wrapped(panels[0], across=1 if width == "column" else ACROSS)
     rows, columns = len(panels), len(panels[0])
     size = (style.PAGE if columns > 1 else style.COLUMN, 1.75 * rows + 0.4)
     figure = plt.figure(figsize=size, layout="constrained")
@@ -163,6 +161,14 @@ def with_runs(grid: Grid, missing: Sequence[Panel]) -> list[list[Panel]]:
         if not all(panel in missing for panel in column):
             columns.append(index)
     return [[row[index] for index in columns] for row in rows]
+
+
+def wrapped(panels: Sequence[Panel], across: int) -> list[list[Panel]]:
+    """Return panels in rows of at most `across`; the last row is filled with `EMPTY`."""
+    across = min(across, len(panels))
+    rows = [list(panels[begin : begin + across]) for begin in range(0, len(panels), across)]
+    rows[-1] += [EMPTY] * (across - len(rows[-1]))
+    return rows
 
 
 def fill(axes: Axes, panel: Panel, setting: Setting, palette: style.Palette, last_phase: bool) -> plotting.Drawn:

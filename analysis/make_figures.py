@@ -9,6 +9,8 @@ import argparse
 import hashlib
 import re
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 if not __package__:  # run as a script: put the clone on the path, and analysis/ itself off it
@@ -19,6 +21,13 @@ from analysis.options import a_path, add_sources, load_or_explain
 from analysis.runs import Setting, settings
 from analysis.sources import small
 from fire_core.tools.output import keep_output, system_errors_explained
+
+LONGEST = 100  # bytes of a file's name without its extension
+OTHER_FILES = (
+    *(grid.name for grid in figures.GRIDS),
+    "convergence",
+    "rl",
+)  # names of figures and tables beside settings'
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -52,13 +61,13 @@ def main(argv: list[str] | None = None) -> int:
     palette = style.Palette(run.method for run in runs)
     all_settings = settings(runs)
     folder = args.out / "tables"
-    for setting in all_settings:
+    for setting, name in zip(all_settings, file_names(all_settings), strict=True):
         table = tables.results(setting)
         what = f"{setting.y_label.lower()}, {plotting.numbers_are(setting.groups)}"
         print(f"\n{plotting.title(setting, 999)}: {what}")
         print(formats.as_text(table.drop(columns=[c for c in ("best", "vs FIRE") if c in table])))
-        report(plotting.save(plotting.setting_figure(setting, palette, args.width), args.out / slug(setting)))
-        report([formats.write(table, folder / f"{slug(setting)}.md")])
+        report(plotting.save(plotting.setting_figure(setting, palette, args.width), args.out / name))
+        report([formats.write(table, folder / f"{name}.md")])
     for grid in [figures.with_others(grid, all_settings) for grid in figures.GRIDS]:
         if figures.has_data(grid, all_settings):
             figure = figures.grid_figure(grid, all_settings, palette, args.width or "page")
@@ -78,12 +87,21 @@ def report(paths: list[Path]) -> None:
         print(f"wrote {path}")
 
 
-def slug(setting: Setting) -> str:
-    """Return a file name for a setting, without an extension."""
-    text = re.sub(r"[^A-Za-z0-9_.=-]+", "-", setting.name).strip("-")
-    if len(text) > 100:  # a digest, since two names that are only cut might become the same
-        text = f"{text[:90]}-{hashlib.sha256(setting.name.encode()).hexdigest()[:8]}"
-    return text
+def file_names(all_settings: Sequence[Setting]) -> list[str]:
+    """Return a file name for each setting, without an extension.
+
+    Names of environments and folders of images may be in any script. A name that is too long, that is alike another one
+    (or a figure of the paper), or that has no letter a file name can have, ends in a digest of the setting.
+    """
+    names = [re.sub(r"[^\w.=-]+", "-", setting.name).strip("-.") for setting in all_settings]
+    alike = Counter(name.casefold() for name in (*names, *OTHER_FILES))
+    result = []
+    for setting, name in zip(all_settings, names, strict=True):
+        if not name or len(name.encode()) > LONGEST or alike[name.casefold()] > 1:
+            cut = name.encode()[: LONGEST - 10].decode(errors="ignore")
+            name = f"{cut}-{hashlib.sha256(setting.runs[0].setting.encode()).hexdigest()[:8]}".strip("-")
+        result.append(name)
+    return result
 
 
 if __name__ == "__main__":

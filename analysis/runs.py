@@ -159,8 +159,13 @@ class Run:
 
     @cached_property
     def variant(self) -> str:
-        """The method with its options, its trigger and `boundary`, as text: equal for runs that differ only by seed."""
-        method, boundary = self.config.get("method"), self.config.get("boundary")
+        """The method with its options, its trigger and `boundary`, as text: equal for runs that differ only by seed.
+
+        The options are those of the run's identity: it has the digests of files that options name, and of a chain the
+        options of its own methods alone, whatever other chains the sweep had.
+        """
+        described = (self.identity or {}).get("method")
+        method, boundary = described or self.config.get("method"), self.config.get("boundary")
         if isinstance(method, dict) and isinstance(boundary, dict):
             method = {**method, "boundary": boundary}
         if isinstance(method, dict) and (when := trigger_of(self.config)) != "boundary":
@@ -426,9 +431,11 @@ def settings(runs: Iterable[Run]) -> list[Setting]:
         same_names.sort(key=lambda members: by_number(members[0].setting))
         configs = []
         for members in same_names:
-            # The scale comes first: settings mostly differ by it, and then it alone is named.
+            # The scale comes first: settings mostly differ by it, and then it alone is named. The metric comes last:
+            # settings whose options are equal differ by it, as where no episode of some seeds has ended.
             scale = {"scale": members[0].config.get("scale")}
-            configs.append(scale | short_digests(json.loads(members[0].setting)[1]))
+            metric = {"metric": members[0].metric}
+            configs.append(scale | short_digests(json.loads(members[0].setting)[1]) | metric)
         for members, detail in zip(same_names, differences(configs), strict=True):
             result.append(Setting(*names, detail, members[0].metric, method_groups(members)))
     return result
@@ -443,7 +450,7 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
     for method in sorted(by_method, key=lambda m: (ORDER.index(m) if m in ORDER else len(ORDER), m)):
         variants = by_method[method]
         ordered = sorted(variants, key=by_number)
-        configs = [json.loads(variant) for variant in ordered]
+        configs = [short_digests(json.loads(variant)) for variant in ordered]
         for variant, detail, place in zip(ordered, differences(configs), looks(configs), strict=True):
             groups.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
     return groups

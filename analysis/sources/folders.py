@@ -21,6 +21,9 @@ YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C one is 8 tim
 def read(root: Path) -> Iterator[Run | LeftOut]:
     """Yield the runs below `root`, at any depth, in the order of their names."""
     for folder in find(root):
+        if isinstance(folder, LeftOut):
+            yield folder
+            continue
         try:
             yield read_folder(folder)
         except BadRun as reason:
@@ -29,15 +32,47 @@ def read(root: Path) -> Iterator[Run | LeftOut]:
             yield LeftOut(str(folder), f"unreadable: {error or type(error).__name__}")
 
 
-def find(root: Path) -> list[Path]:
-    """Return the run folders below `root`, or `root` itself if it is one.
+def find(root: Path, seen: set[Path] | None = None) -> Iterator[Path | LeftOut]:
+    """Yield the run folders below `root`, or `root` itself if it is one, and what cannot be looked into.
 
-    Folders whose names begin with . or _ are skipped.
+    Folders whose names begin with . or _ are skipped, but a run whose name begins with _ is not: an environment may be
+    called so. Links are followed, since runs may have been moved to another disk.
+
+    Args:
+        root: the folder.
+        seen: real paths of the folders so far; a folder that several links lead to counts once.
     """
-    if any((root / mark).exists() for mark in MARKS):
-        return [root]
-    below = [child for child in sorted(root.iterdir()) if child.is_dir() and not child.is_symlink()]
-    return [run for child in below if not child.name.startswith((".", "_")) for run in find(child)]
+    seen = set() if seen is None else seen
+    try:
+        if (real := root.resolve()) in seen:
+            return
+        seen.add(real)
+        if is_run(root):
+            yield root
+            return
+        below = [child for child in sorted(root.iterdir()) if is_searched(child)]
+    except OSError as error:
+        yield LeftOut(str(root), f"unreadable: {error.strerror}")
+        return
+    for child in below:
+        if child.is_symlink() and not child.exists():
+            yield LeftOut(str(child), "a link that leads nowhere: is a disk not mounted?")
+        else:
+            yield from find(child, seen)
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run."""
+    return any((folder / mark).exists() for mark in MARKS)
+
+
+def is_searched(path: Path) -> bool:
+    """Return whether runs are looked for in a path below a folder of runs."""
+    if path.name.startswith(".") or (path.name.startswith("_") and not is_run(path)):
+        return False
+    if path.is_symlink():
+        return not path.exists() or (path.is_dir() and path.resolve() not in path.parent.resolve().parents)
+    return path.is_dir()
 
 
 def read_folder(folder: Path) -> Run:

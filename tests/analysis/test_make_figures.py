@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis import make_figures
+from analysis import figures, make_figures
+from analysis.runs import settings
+from analysis.sources import load
 from tests.analysis.synthetic import write_run, write_sweep
 from tests.zygote import Zygote
 
@@ -106,3 +108,87 @@ def test_settings_are_never_mixed_nor_written_over_each_other(tmp_path, capsys):
     assert sorted(line.split()[1] for line in capsys.readouterr().out.splitlines() if line[:4] == "FIRE") == list(
         "1122"
     )
+
+
+ALIKE = (
+    "größe",
+    "gräße",
+    "Hopper",
+    "hopper",
+    "hopper2",
+    "a+b",
+    "a-b",
+    "环境一",
+    "环境二",
+    "minatar_asterix",
+    "rl",
+    "_mine",
+)
+
+
+def write_agents(root: Path, name: str, seeds: int) -> None:
+    """Runs of an environment of this name, which a user may choose."""
+    for seed in range(seeds):
+        env = {"name": name, "task": name}
+        write_run(
+            root, "base", seed, metric="eval/return", name=f"{name}-{seed}",
+            env=env, benchmark=None, dataset=None, model=None, program="dqn",
+        )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
+def test_environments_with_names_that_are_alike_have_files_and_panels_of_their_own(tmp_path: Path, capsys):
+    """The names are in other scripts, differ in case or in a sign, or contain one another."""
+    for seeds, name in enumerate(ALIKE, 1):
+        write_agents(tmp_path / "runs", name, seeds)
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "f")]) == 0
+    written = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("wrote")]
+    assert len({name.casefold() for name in written}) == len(written), "no file is written twice"
+    assert len([name for name in written if name.endswith(".png")]) == len(ALIKE) + 1, "and that of all environments"
+    found = settings(load([str(tmp_path / "runs")])[0])
+    (atari,) = [figures.with_others(grid, found) for grid in figures.GRIDS if grid.name == "figure4a"]
+    panels = {panel.what: panel.choose(found) for row in atari.rows for panel in row}
+    assert {what: setting.dataset for what, setting in panels.items() if setting} == {name: name for name in ALIKE}
+
+
+def test_settings_that_differ_in_their_metric_alone_are_told_apart(tmp_path: Path, capsys):
+    """As where no episode of a seed's evaluations has ended, so that its rows lack that return."""
+    for seed, metric in enumerate(("eval/return", "test/accuracy")):
+        write_run(tmp_path / "runs", "base", seed, metric=metric)
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "f")]) == 0
+    assert len(list((tmp_path / "f").glob("warm_start*.png"))) == 2
+
+
+def test_runs_that_were_moved_behind_a_link_count_once_and_a_link_to_nothing_is_named(tmp_path: Path, capsys):
+    for seed in (0, 1):
+        write_run(tmp_path / "disk", "fire", seed, name=f"moved-{seed}")
+    write_run(tmp_path / "runs", "fire", 2)
+    here = tmp_path / "runs" / "vision"
+    (here / "moved-0").symlink_to(tmp_path / "disk" / "vision" / "moved-0")
+    (tmp_path / "runs" / "more").symlink_to(tmp_path / "disk" / "vision")
+    (here / "up").symlink_to("..")
+    (here / "system").symlink_to("/")
+    (here / "unmounted").symlink_to("/nowhere/run")
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "f")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("FIRE")] == ["3"]
+    assert [line for line in lines if line.startswith("left out")] == [
+        f"left out {here / 'unmounted'}: a link that leads nowhere: is a disk not mounted?"
+    ]
+
+
+def test_a_folder_that_cannot_be_read_stops_no_other(tmp_path: Path, capsys, monkeypatch):
+    write_run(tmp_path / "runs", "fire", 0)
+    (tmp_path / "runs" / "of_others").mkdir()
+    iterdir = Path.iterdir
+
+    def refused(folder: Path):
+        if folder.name == "of_others":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return iterdir(folder)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "f")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"left out {tmp_path / 'runs' / 'of_others'}: unreadable: Permission denied" in lines
+    assert [line.split()[1] for line in lines if line.startswith("FIRE")] == ["1"]

@@ -47,6 +47,35 @@ def test_what_a_run_is_is_read_from_its_identity(tmp_path):
     assert [kept.setting for kept in small.read(tmp_path / "small.csv")] == [run.setting for run in runs]
 
 
+def write_identified(root, seed, in_config, in_identity):
+    """A run whose method has other options in its config than in its identity."""
+    folder = write_run(root, "fire", seed, hyper=in_config)
+    what = {"method": {"name": "fire"} | in_identity, "seed": seed, "lr": 0.1}
+    (folder / "identity.json").write_text(json.dumps({"run": what}))
+
+
+def test_methods_that_read_other_contents_are_never_averaged(tmp_path):
+    """The option names one path in both; what was in the file stands in the identity alone."""
+    for seed, content in ((0, "a" * 64), (1, "a" * 64), (1, "b" * 64)):
+        write_identified(tmp_path / content[0], seed, {"file": "x.pt"}, {"file": "x.pt", "file (content)": content})
+    runs, left_out = load([str(tmp_path)])
+    (setting,) = settings(runs)
+    assert not left_out
+    assert {group.detail: [run.seed for run in group.runs] for group in setting.groups} == {
+        "file (content)=aaaaaaaa": [0, 1],
+        "file (content)=bbbbbbbb": [1],
+    }
+
+
+def test_seeds_of_one_chain_meet_whatever_other_chains_their_sweeps_had(tmp_path):
+    """The config of a sweep's job has the options of all methods that the sweep's chains name."""
+    own = {"parts": {"fire": {"k": 1}}}
+    write_identified(tmp_path / "alone", 0, own, own)
+    write_identified(tmp_path / "beside", 1, {"parts": {"fire": {"k": 1}, "snp": {"p": 2}}}, own)
+    (setting,) = settings(load([str(tmp_path)])[0])
+    assert [[run.seed for run in group.runs] for group in setting.groups] == [[0, 1]]
+
+
 def test_of_two_copies_the_finished_one_is_used(tmp_path):
     write_run(tmp_path, "fire", 0, name="a-longer", n=30, done=False)
     finished = write_run(tmp_path, "fire", 0, name="b-finished", n=20)
