@@ -20,7 +20,7 @@ methods="base snp fire" runs=${RUNS:-runs/fig3}
 [[ $size == paper ]] || methods+=" fire_exact"
 
 if [[ $size == paper || $size == exact ]]; then
-    echo "this takes about 130 GB of disk (OpenWebText 54, its tokens 18, one checkpoint of 1.5 a run) and can be stopped at any time"
+    echo "this takes about 130 GB of disk (OpenWebText 64, its tokens 18, one checkpoint of 1.5 a run) and can be stopped at any time"
     run python -m language.prepare dataset=wikitext103_tokenised tokenizer=gpt2
     run python -m language.prepare dataset=openwebtext tokenizer=gpt2
     for seed in ${SEEDS:-1 2 3}; do

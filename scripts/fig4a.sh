@@ -19,7 +19,7 @@ options_of() {
     local methods=base,full_reset,snp,pi,fire
     case $1 in
         smoke) echo "method=$methods env=cartpole seed=1" ;;
-        small) echo "method=$methods seed=0,1,2" ;;
+        small) echo "env=breakout method=$methods seed=0,1,2" ;;
         *) echo "method=$methods experiment=fig4a_$1 seed=1,2,3,4,5" ;;
     esac
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Figure 4b of the paper: SAC on three humanoid tasks, five methods, five seeds; then the figure.
 #
-#   scripts/fig4b.sh                              everything, as in the paper (a GPU, and HumanoidBench: rl/README.md)
+#   scripts/fig4b.sh                              everything, as in the paper (a GPU, and HumanoidBench: docs/rl.md)
 #   scripts/fig4b.sh walk                         one panel: walk, balance, run
 #   scripts/fig4b.sh walk seed=0 device=cuda:1    options for every run
 #   scripts/fig4b.sh --dry-run                    prints every command
@@ -19,7 +19,7 @@ options_of() {
     local methods=base,full_reset,snp,pi,fire
     case $1 in
         smoke) echo "method=$methods env=double_pendulum env_steps=400 eval_every=100 batch_size=16 seed=1" ;;
-        small) echo "method=$methods seed=0,1,2" ;;
+        small) echo "env=humanoid method=$methods seed=0,1,2" ;;
         *) echo "method=$methods experiment=fig4b_h1_$1 seed=0,1000,2000,3000,4000" ;;  # the authors'
     esac
 }

@@ -48,7 +48,7 @@ class ProgramConfig:
     seed: Seed = 0
     device: str = "auto"  # auto, cpu, cuda, cuda:<n>, mps
     # CPU threads of torch. Sums depend on their number, so it is part of a run's identity. null: the machine's cores,
-    # or a job's share of them in a sweep with hydra/launcher=joblib; numbers then differ between machines.
+    # or a job's share of them in a sweep with hydra/launcher=cores; numbers then differ between machines.
     threads: Threads = 1
     deterministic: bool | None = None  # null: true on CPU, false elsewhere
     # Which version of a model or method, where there are two; fire_paper: as in the FIRE authors' code.

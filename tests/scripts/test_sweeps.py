@@ -172,6 +172,13 @@ def test_one_sweep_a_panel_and_options_that_are_given_replace_its_own(
         assert "experiment=" not in commands(tmp_path, script, small)[0]
 
 
+@pytest.mark.parametrize(("script", "environment"), [("fig4a.sh", "env=breakout"), ("fig4b.sh", "env=humanoid")])
+def test_the_small_size_of_figure_4_names_its_environment(tmp_path: Path, script: str, environment: str) -> None:
+    """Without one the programs train on a stream of tasks, which is no part of the figure."""
+    sweep, _ = commands(tmp_path, script, "small")
+    assert environment in sweep.split()
+
+
 @pytest.mark.parametrize(
     ("script", "panels", "varied"),
     [
