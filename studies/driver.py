@@ -45,6 +45,7 @@ ROOT = CONF.parent
 PROCESS_GROUP = Path("runs/studies/queue.pid")
 QUIET = ("tracker=none", "progress=false", "threads=1", "checkpoint.keep=1", "device=cpu", "precision=float32")
 STEP = 1.4  # factor from one learning rate of a search to the next
+POWER = 0.8  # below it the outcome of a comparison is called descriptive
 SEARCH_SEEDS = (20_000, 20_001)
 TASKS_SHOWN = 50  # lines of a run in <stream>.tasks.csv at most
 Options = tuple[str, ...]
@@ -61,12 +62,14 @@ class Measure:
         sign: 1 if more is better, -1 if less is.
         kept: name of a number of the old task that is measured before and after each act, in the boundary rows
             (`boundary/<kept>_before` and `_after`).
+        beside: name of a second number of the summary, which tables show beside the measure; None: there is none.
     """
 
     name: str
     smallest: float | None
     sign: int
     kept: str
+    beside: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Stream:
         rates: learning rates that each row is searched over; empty: there is no search, and rows have the program's.
         full: options that give runs the report's length.
         prefix: options that give runs the search's length, in place of `full`.
-        confirms: whether the search's winner is compared with its two neighbours at the report's length.
+        confirmed_rows: rows whose winner of the search is compared with its two neighbours at the report's length.
         coefficients: name of a row -> sets of options that are searched, each at every rate.
         known_spread: standard deviation of paired differences in an earlier study, if there is no search.
     """
@@ -101,7 +104,7 @@ class Stream:
     rates: tuple[float, ...] = ()
     full: Options = ()
     prefix: Options = ()
-    confirms: bool = False
+    confirmed_rows: Sequence[str] = ()
     coefficients: Mapping[str, Sequence[Options]] = field(default_factory=dict)
     known_spread: float | None = None
 
@@ -218,18 +221,16 @@ class Study:
             points = self.search_points(
                 stream, table, setting, {row: stream.points(row) for row in stream.rows}, "prefix"
             )
-            if stream.confirms:
-                around = {row: [point.at(1 / STEP), point, point.at(STEP)] for row, point in points.items()}
-                points = self.search_points(stream, table, setting, around, "full")
+            around = {
+                row: [points[row].at(1 / STEP), points[row], points[row].at(STEP)] for row in stream.confirmed_rows
+            }
+            points |= self.search_points(stream, table, setting, around, "full")
             chosen |= {(setting, row): point for row, point in points.items()}
-        length = "full" if stream.confirms else "prefix"
-        scores = {
-            (setting, row): [
-                score_of(table, stream, Key(setting, row, " ".join(point.options), length, seed))
-                for seed in SEARCH_SEEDS
-            ]
-            for (setting, row), point in chosen.items()
-        }
+        scores = {}
+        for (setting, row), point in chosen.items():
+            length = "full" if row in stream.confirmed_rows else "prefix"
+            keys = [Key(setting, row, " ".join(point.options), length, seed) for seed in SEARCH_SEEDS]
+            scores[setting, row] = [score_of(table, stream, key) for key in keys]
         lines = [
             {
                 "setting": setting,
@@ -431,20 +432,18 @@ def power_of(stream: Stream, smallest: float, spread: float) -> Row:
         spread: standard deviation of paired differences over seeds.
 
     Returns:
-        `smallest` and `spread`; `comparisons`, their number in the family; `seeds`, the fewest of any comparison;
-        `power`; `descriptive`, whether the power is below 0.8, so that outcomes are called descriptive.
+        `smallest` and `spread`; `comparisons`, their number in the family; `pairs`: for each pair (row, rival) of the
+        family the `seeds` that both have, its `power`, and whether it is `descriptive`: its power is below 0.8, or
+        there is no smallest difference above 0.
     """
-    seeds = min(len({*stream.report_seeds(row)} & {*stream.report_seeds(rival)}) for row, rival in stream.family)
     comparisons = len(stream.family) * len(stream.settings)
-    reached = power(2 * smallest, spread, seeds, comparisons)
-    return {
-        "smallest": smallest,
-        "spread": spread,
-        "comparisons": comparisons,
-        "seeds": seeds,
-        "power": reached,
-        "descriptive": bool(reached < 0.8 or smallest <= 0),
-    }
+    pairs = []
+    for row, rival in stream.family:
+        seeds = len({*stream.report_seeds(row)} & {*stream.report_seeds(rival)})
+        reached = power(2 * smallest, spread, seeds, comparisons)
+        is_enough = smallest > 0 and reached >= POWER  # a NaN is not enough
+        pairs.append({"row": row, "rival": rival, "seeds": seeds, "power": reached, "descriptive": not is_enough})
+    return {"smallest": smallest, "spread": spread, "comparisons": comparisons, "pairs": pairs}
 
 
 def begun_elsewhere(table: "Table", keys_of_seed: Sequence[Key], here: str) -> bool:

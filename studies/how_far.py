@@ -5,6 +5,7 @@ Run it with `python -m studies.driver how_far queue`.
 """
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 from studies.driver import STEP, Measure, Options, Stream
@@ -73,14 +74,19 @@ def around(rate: float, below: int, above: int) -> tuple[float, ...]:
 
 
 SNP_GRID = [
-    (f"method.coef={coef}", f"method.perturb={perturb}") for coef in (0.2, 0.4, 0.6, 0.8) for perturb in (0.1, 0.4, 0.8)
+    *((coef, perturb) for coef in (0.2, 0.4, 0.6, 0.8) for perturb in (0.1, 0.4, 0.8)),
+    *((coef, perturb) for coef in (0.05, 0.1) for perturb in (0.1, 0.4)),
 ]
-SNP_TWO = [  # the coefficients of the S&P authors, and those that the FIRE authors used for S&P
-    ("method.coef=0.6", "method.perturb=0.1"),
-    ("method.coef=0.8", "method.perturb=0.8"),
-]
-DASH_GRID = [(f"method.minimum={minimum}",) for minimum in (0.05, 0.3, 0.6)]
+# The coefficients of the S&P authors, those that the FIRE authors used for S&P, and the best on random labels.
+SNP_THREE = [(0.6, 0.1), (0.8, 0.8), (0.2, 0.4)]
+DASH_GRID = [(f"method.minimum={minimum}",) for minimum in (0.05, 0.3, 0.6, 0.8)]
 DECAYS = [(f"optimizer.weight_decay={decay}",) for decay in (0.01, 0.1)]
+
+
+def snp(coefficients: Sequence[tuple[float, float]]) -> list[Options]:
+    """Return options of S&P for pairs (coef, perturb): W <- (1 - coef) W + perturb P, P an initialisation."""
+    return [(f"method.coef={coef}", f"method.perturb={perturb}") for coef, perturb in coefficients]
+
 
 # ----------------------------------------------------------------------------------------------------------- families
 
@@ -93,12 +99,16 @@ BOTH_BIASES = [
     ("half_biases", "snp"),
 ]
 LABELS_FAMILY = [*BOTH_BIASES, ("half", "random_isometry")]
+# Rows of the figure and of the family, whose rates are looked at once more at full length.
+CONFIRMED = sorted({"base", "fresh", "quarter", "three_quarters"} | {row for pair in LABELS_FAMILY for row in pair})
 BIASES_KEPT = [("half", rival) for rival in ("fire", "random_isometry", "full_reset", "snp")]
 
 # ------------------------------------------------------------------------------------------------------------ streams
 
 TEN, FIVE = range(201, 211), range(201, 206)
-ACCURACY = Measure("online/accuracy", smallest=SMALLEST_ACCURACY, sign=1, kept="previous_accuracy")
+ACCURACY = Measure(
+    "online/accuracy", smallest=SMALLEST_ACCURACY, sign=1, kept="previous_accuracy", beside="task_end/accuracy"
+)
 TASK_RETURN = Measure("task/return", smallest=None, sign=1, kept="previous_return")
 TEST_ACCURACY = Measure("test/accuracy", smallest=SMALLEST_ACCURACY, sign=1, kept="test_accuracy")
 JPEG = ("experiment=fig2a_cifar10", "dataset=folder", "dataset.path=data/cifar10_jpeg", "model.width=16", "epochs=5")
@@ -130,18 +140,19 @@ STREAMS = {
         rates=around(1.4e-3, 0, 6),
         full=("benchmark.tasks=50",),
         prefix=("benchmark.tasks=20",),
-        coefficients={"snp": SNP_GRID, "dash": DASH_GRID, "layer_norm_decay": DECAYS},
+        confirmed_rows=CONFIRMED,
+        coefficients={"snp": snp(SNP_GRID), "dash": DASH_GRID, "layer_norm_decay": DECAYS},
     ),
     "cartpole": Stream(
         program="dqn",
         options=("experiment=continual_cartpole",),
         rows=AGENT_ROWS | half_with_head_kept("{linear:project,head.fc2:keep}"),
-        seeds={name: range(201, 261) for name in ("base", "random_isometry", "fire", "half")} | {"*": TEN},
+        seeds={name: range(201, 261) for name in ("base", "fresh", "random_isometry", "fire", "half")} | {"*": TEN},
         family=BIASES_KEPT,
         measure=TASK_RETURN,
         test="permutation",
         rates=around(1e-3, 3, 3),
-        coefficients={"snp": SNP_TWO},
+        coefficients={"snp": snp(SNP_THREE)},
     ),
     "permuted_fashion": Stream(
         program="vision",
@@ -156,8 +167,8 @@ STREAMS = {
         rates=around(1e-3, 3, 3),
         full=("benchmark.tasks=500",),
         prefix=("benchmark.tasks=50",),
-        confirms=True,
-        coefficients={"snp": SNP_TWO, "layer_norm_decay": DECAYS},
+        confirmed_rows=tuple(FIELD_SIZE_ROWS),
+        coefficients={"snp": snp(SNP_THREE), "layer_norm_decay": DECAYS},
     ),
     "pendulum": Stream(
         program="sac",
@@ -168,7 +179,7 @@ STREAMS = {
         measure=TASK_RETURN,
         test="permutation",
         rates=around(1e-3, 1, 1),
-        coefficients={"snp": SNP_TWO},
+        coefficients={"snp": snp(SNP_THREE)},
     ),
     "warm_start": Stream(
         program="vision",
@@ -187,7 +198,7 @@ STREAMS = {
         family=BIASES_KEPT,
         measure=Measure("task_end/loss", smallest=None, sign=-1, kept="previous_loss"),
         rates=around(3e-3, 3, 3),
-        coefficients={"snp": SNP_TWO},
+        coefficients={"snp": snp(SNP_THREE)},
     ),
     "warm_start_augmented": Stream(
         program="vision",
@@ -208,6 +219,6 @@ STREAMS = {
         rates=around(1e-3, 3, 3),
         full=("benchmark.tasks=50",),
         prefix=("benchmark.tasks=5",),
-        coefficients={"snp": SNP_TWO, "layer_norm_decay": DECAYS},
+        coefficients={"snp": snp(SNP_THREE), "layer_norm_decay": DECAYS},
     ),
 }

@@ -3,19 +3,26 @@
 python -m studies.how_far_figure      draws how_far.png from the tables beside the page
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis import style
-from analysis.estimates import Estimate, mean
+from analysis.estimates import Estimate
 from fire_core.tools.output import keep_output
 from studies.driver import Study, read_csv
-from studies.report import Result, results_of
+from studies.report import Result, missing_runs, results_of
 
 HOW_FAR = {"base": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "fire": 1.0}
+RIVALS = {"random_isometry": 1.2, "full_reset": 1.35, "snp": 1.5}  # right of the line, each at a place of its own
+TICKS = {0.0: "0\nbase", 0.25: "0.25", 0.5: "0.5\nhalf", 0.75: "0.75", 1.0: "1\nFIRE"} | {
+    RIVALS["random_isometry"]: "random\nisometry",
+    RIVALS["full_reset"]: "full\nreset",
+    RIVALS["snp"]: "S&P",
+}
+LIMITS = -0.5, 2.0  # of the part won back; a point beyond stands at the edge
 TITLES = {
     "labels": "random labels",
     "cartpole": "CartPole, DQN",
@@ -32,58 +39,75 @@ def main() -> None:
     """Draw the figure beside the study's tables."""
     style.use()
     study = Study("how_far", 1)
-    draw(shown_in(study)).savefig(study.folder / "how_far.png", dpi=200)
+    draw(ended(study)).savefig(study.folder / "how_far.png", dpi=200)
 
 
-def shown_in(study: Study) -> dict[str, Result]:
-    """Return title -> result for each setting of each stream that has run and shows a loss of plasticity."""
-    shown = {}
+def ended(study: Study) -> dict[str, Result]:
+    """Return title -> result for each setting of each stream whose report has ended."""
+    results_by_title: dict[str, Result] = {}
     for name, stream in study.streams.items():
         results = results_of(stream, read_csv(study.folder / f"{name}.csv"))
-        for setting, result in results.items():
-            if result.has_loss(stream.measure):
-                shown[", ".join(filter(None, (TITLES[name], setting)))] = result
-    return shown
+        if not missing_runs(stream, results):
+            results_by_title |= {
+                ", ".join(filter(None, (TITLES[name], setting))): result for setting, result in results.items()
+            }
+    return results_by_title
 
 
-def draw(shown: Mapping[str, Result]) -> Figure:
+def draw(results: Mapping[str, Result]) -> Figure:
     """Draw a line for each result, with 95 % intervals: above the part won back, below the share that is kept.
 
+    A result without a loss has no part that could be won back, and is drawn below alone.
+
     Args:
-        shown: title -> result.
+        results: title -> result.
     """
-    figure = Figure(figsize=(6.0, 6.0), layout="constrained")
+    figure = Figure(figsize=(6.5, 6.5), layout="constrained")
     won, kept = figure.subplots(2, 1, sharex=True)
-    for number, (title, result) in enumerate(shown.items()):
-        colours, dashes = style.VARIANTS, style.VARIANT_DASHES
+    for number, (title, result) in enumerate(results.items()):
         look = {
-            "color": colours[number % len(colours)],
-            "linestyle": dashes[number % len(dashes)],
+            "color": style.VARIANTS[number % len(style.VARIANTS)],
+            "linestyle": style.VARIANT_DASHES[number % len(style.VARIANT_DASHES)],
             "marker": "osD^vP<>X"[number % 9],
         }
-        rows = [row for row in HOW_FAR if row in result.values]
-        plot(won, title, {HOW_FAR[row]: result.won_back(row) for row in rows}, look)
-        rows = [row for row in rows if row in result.kept]
-        plot(kept, title, {HOW_FAR[row]: mean([*result.kept[row].values()]) for row in rows}, look)
-    for panel, height, name in ((won, 1.0, "a new network"), (won, 0.0, "no intervention"), (kept, 1.0, "all kept")):
+        if result.has_loss():
+            plot(won, result.won_back, result, look)
+        plot(kept, result.kept_share, result, look, title if result.has_loss() else f"{title}: no loss")
+    for panel, height, words in ((won, 1.0, "a new network"), (won, 0.0, "no intervention"), (kept, 1.0, "all kept")):
         panel.axhline(height, color="0.6", linewidth=0.8, zorder=0)
-        panel.annotate(
-            name, (1, height), (-2, 2), ("axes fraction", "data"), "offset points", ha="right", color="0.4", fontsize=8
-        )
-    won.set_ylabel("Part of the loss that is won back")
-    kept.set_ylabel("Left of the old task right after")
-    kept.set_xlabel("How far: 0 is no intervention, 1 is FIRE")
-    kept.set_xticks([*HOW_FAR.values()])
-    figure.legend(*won.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+        place = {"xytext": (2, 2), "textcoords": "offset points", "color": "0.4", "fontsize": 8}
+        panel.annotate(words, (0, height), xycoords=("axes fraction", "data"), **place)
+    low, high = won.get_ylim()
+    won.set_ylim(max(low, LIMITS[0]), min(high, LIMITS[1]))
+    won.set_ylabel("Part of fresh minus base")
+    kept.set_ylabel("Left of the old task right after an act")
+    kept.set_xlabel("How far to the isometry, and other acts")
+    kept.set_xticks([*TICKS], [*TICKS.values()])
+    figure.legend(*kept.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
 
-def plot(panel: Axes, title: str, points: Mapping[float, Estimate], look: Mapping[str, Any]) -> None:
-    """Draw one line with a bar of its interval at each point."""
-    centre = [estimate.mean for estimate in points.values()]
-    below = [estimate.mean - estimate.low for estimate in points.values()]
-    above = [estimate.high - estimate.mean for estimate in points.values()]
-    panel.errorbar([*points], centre, [below, above], capsize=2, label=title, **look)
+def plot(
+    panel: Axes, number: Callable[[str], Estimate], result: Result, look: Mapping[str, Any], title: str | None = None
+) -> None:
+    """Draw a line over how far an act goes, and a mark for each other act, each point with a bar of its interval.
+
+    Args:
+        panel: where to draw.
+        number: of a row.
+        result: whose rows are drawn.
+        look: colour, dash and mark.
+        title: for the legend.
+    """
+    for places, style_of_line in ((HOW_FAR, look["linestyle"]), (RIVALS, "")):
+        points = {place: number(row) for row, place in places.items() if row in result.values}
+        points = {place: estimate for place, estimate in points.items() if estimate.n}
+        centres = [min(max(estimate.mean, LIMITS[0]), LIMITS[1]) for estimate in points.values()]
+        below = [estimate.mean - estimate.low for estimate in points.values()]
+        above = [estimate.high - estimate.mean for estimate in points.values()]
+        options = {**look, "linestyle": style_of_line, "label": title, "capsize": 2, "markersize": 5}
+        panel.errorbar([*points], centres, [below, above], **options)
+        title = None
 
 
 if __name__ == "__main__":

@@ -8,19 +8,21 @@ file of its own, `studies/<name>_figure.py`.
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from analysis.estimates import Estimate, mean, widened_tail
 from fire_core.tools.output import keep_output
-from studies.driver import Measure, Stream, Study, read_csv, write_derived
+from studies.driver import Measure, Row, Stream, Study, read_csv, write_derived
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
 WORST_ACCURACY = 0.0  # of a run that diverged
 RESAMPLES = 10_000  # of the seeds, for the interval of a ratio
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,49 +30,94 @@ class Result:
     """The report runs of one stream in one setting.
 
     Attributes:
+        measure: the stream's measure.
         values: row -> seed -> the measure, with its sign such that more is better.
-        kept: row -> seed -> share of the old task's performance that is left right after an act.
+        kept: row -> seed -> the old task's accuracy, return or loss before and after an act, means over a run's acts.
+        beside: row -> seed -> the measure's second number.
+        diverged: row -> number of runs that diverged.
     """
 
-    values: dict[str, dict[int, float]]
-    kept: dict[str, dict[int, float]]
+    measure: Measure
+    values: Mapping[str, Mapping[int, float]]
+    kept: Mapping[str, Mapping[int, tuple[float, float]]]
+    beside: Mapping[str, Mapping[int, float]]
+    diverged: Mapping[str, int]
 
     def differences(self, row: str, rival: str) -> list[float]:
         """Return `row` minus `rival` on each seed that both have."""
         ours, theirs = self.values.get(row, {}), self.values.get(rival, {})
         return [ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())]
 
+    def has_loss(self) -> bool | None:
+        """Return whether this setting shows a loss of plasticity (`verdict.shows_loss`); None below two seeds."""
+        gaps = self.differences("fresh", "base")
+        return shows_loss(gaps, self.measure.smallest) if len(gaps) > 1 else None
+
     def won_back(self, row: str) -> Estimate:
         """Return which part of fresh minus base a row wins back: 0 is base, 1 is fresh.
 
-        All three are means over the seeds that all of them have; without such a seed it is NaN. The 95 % interval is by
-        resampling these seeds, with all three rows of a seed together; below three seeds it is NaN.
+        All three are means over the seeds that all of them have.
         """
-        rows = [self.values[name] for name in (row, "base", "fresh")]
-        seeds = sorted(set.intersection(*map(set, rows)))
-        if not seeds:
-            return mean([])
-        numbers = np.array([[values[seed] for seed in seeds] for values in rows])  # (3, seeds)
 
-        def part(means: np.ndarray) -> np.ndarray:  # (3, ...) -> (...)
+        def part(means: Floats) -> Floats:  # (3, ...) -> (...)
             ours, base, fresh = means
-            return np.asarray((ours - base) / (fresh - base))
+            return ratio(ours - base, fresh - base)
 
-        whole = float(part(numbers.mean(1)))
-        if len(seeds) < 3:
-            return Estimate(whole, np.nan, np.nan, len(seeds))
-        drawn = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
-        tail = widened_tail(len(seeds))
-        low, high = np.quantile(part(numbers[:, drawn].mean(2)), [tail, 1 - tail])
-        return Estimate(whole, float(low), float(high), len(seeds))
+        rows = [self.values.get(name, {}) for name in (row, "base", "fresh")]
+        seeds = sorted(set.intersection(*map(set, rows)))
+        return estimate_by_resampling(np.array([[values[seed] for seed in seeds] for values in rows]), part)
 
-    def has_loss(self, measure: Measure) -> bool | None:
-        """Return whether this setting shows a loss of plasticity (`verdict.shows_loss`); None below two seeds."""
-        gaps = self.differences("fresh", "base")
-        return shows_loss(gaps, measure.smallest) if len(gaps) > 1 else None
+    def kept_share(self, row: str) -> Estimate:
+        """Return which share of the old task's performance is left right after an act.
+
+        It is the mean over seeds after an act by the mean before it; of losses, the ratio of the probabilities that the
+        mean losses stand for. NaN where the mean accuracy or return before the act is not above 0.
+        """
+        numbers = np.array([*self.kept.get(row, {}).values()]).T  # (2, seeds): before and after
+        return estimate_by_resampling(numbers, self._share)
+
+    def kept_difference(self, row: str, rival: str) -> Estimate:
+        """Return `kept_share` of a row minus that of a rival, over the seeds that both have."""
+        ours, theirs = self.kept.get(row, {}), self.kept.get(rival, {})
+        seeds = sorted(ours.keys() & theirs.keys())
+        numbers = np.array([[*ours[seed], *theirs[seed]] for seed in seeds]).T  # (4, seeds)
+        return estimate_by_resampling(numbers, lambda means: self._share(means[:2]) - self._share(means[2:]))
+
+    def _share(self, means: Floats) -> Floats:
+        """Return the share that is left, (...), of means before and after an act, (2, ...)."""
+        before, after = means
+        if self.measure.kept.endswith("loss"):
+            return np.asarray(np.exp(before - after))
+        return ratio(after, before)
 
 
-def results_of(stream: Stream, lines: Sequence[Mapping[str, str]]) -> dict[str, Result]:
+def ratio(numerator: Floats, denominator: Floats) -> Floats:
+    """Return a ratio, (...); NaN where the denominator is not above 0."""
+    return np.where(denominator > 0, numerator / np.where(denominator > 0, denominator, 1.0), np.nan)
+
+
+def estimate_by_resampling(numbers: Floats, statistic: Callable[[Floats], Floats]) -> Estimate:
+    """Return a statistic of means over seeds, with its 95 % interval by resampling seeds.
+
+    Below three seeds, or where some resample has no such statistic, there is no interval: low and high are NaN.
+
+    Args:
+        numbers: (k, seeds); the k numbers of a seed are resampled together.
+        statistic: of means, (k, ...) -> (...).
+    """
+    if not numbers.size:
+        return mean([])
+    seeds = numbers.shape[1]
+    whole = float(statistic(numbers.mean(1)))
+    if seeds < 3:
+        return Estimate(whole, np.nan, np.nan, seeds)
+    drawn = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    tail = widened_tail(seeds)
+    low, high = np.quantile(statistic(numbers[:, drawn].mean(2)), [tail, 1 - tail])
+    return Estimate(whole, float(low), float(high), seeds)
+
+
+def results_of(stream: Stream, lines: Sequence[Row]) -> dict[str, Result]:
     """Return the results of a stream by setting, with the rows that have run.
 
     A diverged run counts with accuracy 0, or, if the measure is no accuracy, with the worst value of any run.
@@ -78,64 +125,62 @@ def results_of(stream: Stream, lines: Sequence[Mapping[str, str]]) -> dict[str, 
     Args:
         stream: the stream.
         lines: lines of its table of report runs.
+
+    Raises:
+        ValueError: two lines are about the same row and seed.
     """
-    measured = [
-        stream.measure.sign * float(line[stream.measure.name]) for line in lines if line.get(stream.measure.name)
-    ]
-    worst = WORST_ACCURACY if "accuracy" in stream.measure.name else min(measured, default=float("nan"))
+    measure = stream.measure
+    measured = [measure.sign * float(line[measure.name]) for line in lines if line.get(measure.name)]
+    worst = WORST_ACCURACY if "accuracy" in measure.name else min(measured, default=float("nan"))
     results = {}
     for setting in stream.settings:
         values: dict[str, dict[int, float]] = {}
-        kept: dict[str, dict[int, float]] = {}
+        kept: dict[str, dict[int, tuple[float, float]]] = {}
+        beside: dict[str, dict[int, float]] = {}
+        diverged: dict[str, int] = {}
         for line in lines:
-            if line["setting"] != setting or line["row"] not in stream.rows:
+            row, seed = line["row"], int(line["seed"])
+            if line["setting"] != setting or row not in stream.rows:
                 continue
-            text, seed = line.get(stream.measure.name), int(line["seed"])
-            value = stream.measure.sign * float(text) if text else worst
-            values.setdefault(line["row"], {})[seed] = value
-            if (share := kept_share(stream.measure, line)) is not None:
-                kept.setdefault(line["row"], {})[seed] = share
-        results[setting] = Result(values, kept)
+            if seed in values.setdefault(row, {}):
+                raise ValueError(f"{setting} {row} seed {seed} stands in the table twice")
+            text = line.get(measure.name)
+            values[row][seed] = measure.sign * float(text) if text else worst
+            diverged[row] = diverged.get(row, 0) + (not text)
+            if line.get(f"{measure.kept}_before"):
+                before, after = (float(line[f"{measure.kept}_{side}"]) for side in ("before", "after"))
+                kept.setdefault(row, {})[seed] = before, after
+            if measure.beside and line.get(measure.beside):
+                beside.setdefault(row, {})[seed] = float(line[measure.beside])
+        results[setting] = Result(measure, values, kept, beside, diverged)
     return results
 
 
-def kept_share(measure: Measure, line: Mapping[str, str]) -> float | None:
-    """Return which share of the old task's performance is left right after an act; None if the run has no such number.
-
-    It is the ratio of accuracies or returns after and before the act; of losses the ratio of the probabilities that
-    they stand for.
-    """
-    before, after = (line.get(f"{measure.kept}_{side}") for side in ("before", "after"))
-    if not before or not after:
+def smallest_of(stream: Stream, results: Mapping[str, Result]) -> float | None:
+    """Return the smallest difference that matters; None if it is a part of a loss that the stream does not show."""
+    gaps = [gap for result in results.values() for gap in result.differences("fresh", "base")]
+    if stream.measure.smallest is None and (len(gaps) < 2 or not shows_loss(gaps, None)):
         return None
-    if measure.kept.endswith("loss"):
-        return float(np.exp(float(before) - float(after)))
-    return float(after) / float(before)
+    return smallest_that_matters(stream.measure.smallest, float(np.mean(gaps)) if gaps else float("nan"))
 
 
 def outcomes_of(stream: Stream, results: Mapping[str, Result]) -> dict[tuple[str, str, str], Comparison]:
-    """Return (setting, row, rival) -> outcome for each comparison of a stream's family that has two seeds or more."""
+    """Return (setting, row, rival) -> outcome for each comparison of a stream's family.
+
+    Raises:
+        ValueError: a comparison has fewer than two seeds.
+    """
     family = {
         (setting, row, rival): result.differences(row, rival)
         for setting, result in results.items()
         for row, rival in stream.family
     }
-    family = {key: values for key, values in family.items() if len(values) > 1}
-    smallest = smallest_that_matters(stream.measure.smallest, float(np.mean(gaps_of(results) or [np.nan])))
-    if not family or not smallest > 0:
-        return {}
-    named = {"|".join(key): values for key, values in family.items()}
-    judged = judge(named, smallest, stream.test)
+    judged = judge({"|".join(key): values for key, values in family.items()}, smallest_of(stream, results), stream.test)
     return {key: judged["|".join(key)] for key in family}
 
 
-def gaps_of(results: Mapping[str, Result]) -> list[float]:
-    """Return fresh minus base for each seed in each setting."""
-    return [gap for result in results.values() for gap in result.differences("fresh", "base")]
-
-
 def table(stream: Stream, results: Mapping[str, Result], chosen: Mapping[tuple[str, str], str]) -> Iterator[str]:
-    """Yield the lines of a Markdown table of a stream's rows, with 95 % intervals.
+    """Yield the lines of a Markdown table of a stream's rows, with 95 % intervals in parentheses.
 
     The part of fresh minus base that a row wins back stands only where the setting shows a loss.
 
@@ -145,26 +190,77 @@ def table(stream: Stream, results: Mapping[str, Result], chosen: Mapping[tuple[s
         chosen: (setting, row) -> the options that its search chose.
     """
     yield (
-        "| setting | row | searched | seeds | mean | 95 % interval | part of fresh minus base | 95 % interval "
-        "| left of the old task |"
+        f"| setting | row | searched | seeds, diverged | {stream.measure.name} | {stream.measure.beside or ''} "
+        "| part of fresh minus base, seeds | old task before, after | left of the old task |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
     for setting, result in results.items():
-        for row in stream.rows:
-            if row not in result.values:
-                continue
-            estimate = mean([stream.measure.sign * value for value in result.values[row].values()])
-            won = won_interval = ""
-            if result.has_loss(stream.measure) and row not in ("fresh", "base"):
-                part = result.won_back(row)
-                won = f"{part.mean:.2f}"
-                won_interval = f"{part.low:.2f} to {part.high:.2f}" if np.isfinite(part.low) else ""
-            kept = f"{mean([*result.kept[row].values()]).mean:.2f}" if row in result.kept else ""
-            interval = f"{estimate.low:.4g} to {estimate.high:.4g}"
-            yield (
-                f"| {setting} | {row} | {chosen.get((setting, row), '')} | {estimate.n} | {estimate.mean:.4g} "
-                f"| {interval} | {won} | {won_interval} | {kept} |"
+        for row in (row for row in stream.rows if row in result.values):
+            measured = mean([stream.measure.sign * value for value in result.values[row].values()])
+            beside = mean([*result.beside.get(row, {}).values()])
+            part = result.won_back(row) if result.has_loss() and row not in ("fresh", "base") else mean([])
+            before, after = (
+                f"{mean([pair[side] for pair in result.kept.get(row, {}).values()]).mean:.3g}" for side in (0, 1)
             )
+            cells = (
+                setting,
+                row,
+                chosen.get((setting, row), ""),
+                f"{measured.n}, {result.diverged[row]}",
+                in_words(measured, ".4g"),
+                f"{beside.mean:.4g}" if beside.n else "",
+                f"{in_words(part, '.2f')}, {part.n}" if part.n else "",
+                f"{before} to {after}" if row in result.kept else "",
+                in_words(result.kept_share(row), ".2f"),
+            )
+            yield f"| {' | '.join(cells)} |"
+
+
+def in_words(estimate: Estimate, digits: str) -> str:
+    """Return an estimate with its interval, as `0.52 (0.48 to 0.56)`; empty without a seed."""
+    if not estimate.n:
+        return ""
+    interval = f" ({estimate.low:{digits}} to {estimate.high:{digits}})" if np.isfinite(estimate.low) else ""
+    return f"{estimate.mean:{digits}}{interval}"
+
+
+def missing_runs(stream: Stream, results: Mapping[str, Result]) -> int:
+    """Return how many report runs of a stream have not ended."""
+    return sum(
+        len({*stream.report_seeds(row)} - result.values.get(row, {}).keys())
+        for result in results.values()
+        for row in stream.rows
+    )
+
+
+def descriptive_pairs(study: Study, name: str) -> dict[tuple[str, str], bool]:
+    """Return (row, rival) -> whether the outcome of a stream's comparison is called descriptive, from its power."""
+    power = json.loads((study.folder / f"{name}.power.json").read_text())
+    return {(pair["row"], pair["rival"]): pair["descriptive"] for pair in power["pairs"]}
+
+
+def outcome_lines(study: Study, name: str, results: Mapping[str, Result]) -> list[dict[str, Any]]:
+    """Return a line for each comparison of a stream: what is compared, whether a loss is shown, and its outcome."""
+    stream, descriptive = study.streams[name], descriptive_pairs(study, name)
+    lines = []
+    for (setting, row, rival), comparison in outcomes_of(stream, results).items():
+        kept = results[setting].kept_difference(row, rival)
+        lines.append(
+            {
+                "stream": name,
+                "setting": setting,
+                "row": row,
+                "rival": rival,
+                **asdict(comparison),
+                "smallest": smallest_of(stream, results),
+                "descriptive": descriptive[row, rival],
+                "loss_shown": results[setting].has_loss(),
+                "kept_difference": kept.mean if kept.n else None,
+                "kept_low": kept.low if kept.n else None,
+                "kept_high": kept.high if kept.n else None,
+            }
+        )
+    return lines
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -176,27 +272,36 @@ def main(arguments: Sequence[str]) -> None:
         rows = read_csv(study.folder / f"{name}.csv")
         if not rows:
             continue
-        sources.append(study.folder / f"{name}.csv")
         results = results_of(stream, rows)
-        power = study.folder / f"{name}.power.json"
-        descriptive = json.loads(power.read_text())["descriptive"] if power.exists() else None
         print(f"\n## {name}\n")
         for setting, result in results.items():
-            if result.has_loss(stream.measure) is False:
+            if result.has_loss() is False:
                 gap = np.mean(result.differences("fresh", "base"))
                 print(f"{f'{name} {setting}'.strip()} shows no loss: fresh minus base is {gap:.4g}.\n")
         print("\n".join(table(stream, results, study.chosen(name))), end="\n\n")
-        print("| comparison | effect | 95 % interval | seeds | p | p of equivalence | outcome |")
-        print("|---|---|---|---|---|---|---|")
-        for (setting, row, rival), verdict in outcomes_of(stream, results).items():
-            outcome = f"{verdict.outcome}{' (descriptive)' if descriptive else ''}"
+        if missing := missing_runs(stream, results):
+            print(f"No outcomes yet: {missing} runs are missing.\n")
+            continue
+        print("| comparison | effect | 95 % interval | seeds | p | p of equivalence | outcome | left: difference |")
+        print("|---|---|---|---|---|---|---|---|")
+        for line in outcome_lines(study, name, results):
+            kept = ""
+            if line["kept_difference"] is not None:
+                numbers = line["kept_difference"], line["kept_low"], line["kept_high"]
+                kept = in_words(Estimate(*numbers, line["seeds"]), ".2f")
+            outcome = line["outcome"]
+            if line["descriptive"]:
+                outcome += ", descriptive"
+            if line["loss_shown"] is False:
+                outcome += ", no loss shown"
             print(
-                f"| {setting} {row} minus {rival} | {verdict.effect:.4g} | {verdict.low:.4g} to {verdict.high:.4g} "
-                f"| {verdict.seeds} | {verdict.p_difference:.3g} | {verdict.p_equivalence:.3g} | {outcome} |"
+                f"| {line['setting']} {line['row']} minus {line['rival']} | {line['effect']:.4g} "
+                f"| {line['low']:.4g} to {line['high']:.4g} | {line['seeds']} | {line['p_difference']:.3g} "
+                f"| {line['p_equivalence']:.3g} | {outcome} | {kept} |"
             )
-            lines.append({"stream": name, "setting": setting, "row": row, "rival": rival} | asdict(verdict))
-    command = f"python -m studies.report {study.name}"
-    write_derived(study.folder / "outcomes.csv", lines, sources, command)
+            lines.append(line)
+        sources.append(study.folder / f"{name}.csv")
+    write_derived(study.folder / "outcomes.csv", lines, sources, f"python -m studies.report {study.name}")
 
 
 if __name__ == "__main__":

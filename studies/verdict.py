@@ -8,7 +8,8 @@ a *family* of comparisons; Holm's correction is over the family. With `smallest`
     worse        not equivalent, and the test against no difference is significant, against the row
     undecided    none of these, so the seeds have shown neither a difference nor equivalence
 
-A difference that is significant and too small to matter is therefore `equivalent`.
+A difference that is significant and too small to matter is therefore `equivalent`. Where no smallest difference is
+known, nothing can be equivalent.
 """
 
 import itertools
@@ -42,7 +43,7 @@ class Comparison:
         low, high: 95 % interval of the effect, not corrected.
         seeds: number of seeds.
         p_difference: p value of the two-sided test against no difference, corrected over the family.
-        p_equivalence: the larger p value of the two one-sided tests, corrected over the family.
+        p_equivalence: the larger p value of the two one-sided tests, corrected over the family; NaN without `smallest`.
         outcome: better, equivalent, worse or undecided.
     """
 
@@ -56,20 +57,21 @@ class Comparison:
 
 
 def judge(
-    family: Mapping[str, Sequence[float]], smallest: float, test: Test = "t", level: float = LEVEL
+    family: Mapping[str, Sequence[float]], smallest: float | None, test: Test = "t", level: float = LEVEL
 ) -> dict[str, Comparison]:
     """Judge a family of comparisons.
 
     Args:
         family: name -> differences of at least two seeds; positive is better for the first row.
-        smallest: the smallest difference that matters, above 0, in the unit of the differences.
+        smallest: the smallest difference that matters, above 0, in the unit of the differences; None if it is not
+            known, so that nothing is equivalent.
         test: `t`, or `permutation` where returns have two peaks (sign flips, exact up to 14 seeds).
         level: significance level of each corrected test.
 
     Raises:
         ValueError: a comparison has fewer than two seeds or a number that is not finite, or `smallest` is not above 0.
     """
-    if not smallest > 0:
+    if smallest is not None and not smallest > 0:
         raise ValueError(f"the smallest difference that matters must be above 0, got {smallest}")
     differences = {name: np.asarray(values, np.float64) for name, values in family.items()}
     for name, values in differences.items():
@@ -77,7 +79,7 @@ def judge(
             raise ValueError(f"{name}: a comparison needs finite differences of two seeds or more, got {values}")
     tests = {name: TESTS[test](values) for name, values in differences.items()}
     p_differences = holm([two_sided_p(tested) for tested in tests.values()])
-    p_equivalences = holm([max(tested.above(-smallest), tested.below(smallest)) for tested in tests.values()])
+    p_equivalences = holm([equivalence_p(tested, smallest) for tested in tests.values()])
     comparisons = {}
     for (name, tested), p_difference, p_equivalence in zip(tests.items(), p_differences, p_equivalences, strict=True):
         outcome: Outcome = "undecided"
@@ -106,15 +108,14 @@ def smallest_that_matters(fixed: float | None, gap: float) -> float:
 def shows_loss(gaps: Sequence[float], fixed: float | None) -> bool:
     """Return whether a stream shows a loss of plasticity: whether a new network is better than the old one.
 
+    The 95 % interval of the mean gap must lie above 0.
+
     Args:
-        gaps: `fresh` minus `base` on each seed, in the direction in which more is better.
-        fixed: the smallest difference that matters, which the mean gap must reach; None: the gap's 95 % interval must
-            lie above 0.
+        gaps: `fresh` minus `base` on each of two or more seeds, in the direction in which more is better.
+        fixed: the smallest difference that matters, which the mean gap must reach, too; None if it depends on the gap.
     """
     values = np.asarray(gaps, np.float64)
-    if fixed is not None:
-        return bool(values.mean() >= fixed)
-    return bool(TTest(values).interval()[0] > 0)
+    return bool(TTest(values).interval()[0] > 0 and (fixed is None or values.mean() >= fixed))
 
 
 def power(effect: float, spread: float, seeds: int, comparisons: int = 1, level: float = LEVEL) -> float:
@@ -132,7 +133,8 @@ def power(effect: float, spread: float, seeds: int, comparisons: int = 1, level:
     freedom = seeds - 1
     threshold = stats.t.isf(level / comparisons / 2, freedom)
     shift = abs(effect) / spread * math.sqrt(seeds)
-    return float(stats.nct.sf(threshold, freedom, shift) + stats.nct.cdf(-threshold, freedom, shift))
+    wrong_side = np.nan_to_num(stats.nct.cdf(-threshold, freedom, shift))  # SciPy gives NaN for some tiny values
+    return float(stats.nct.sf(threshold, freedom, shift) + wrong_side)
 
 
 def pooled_spread(differences: Sequence[Sequence[float]]) -> float:
@@ -217,3 +219,8 @@ TESTS: dict[Test, type[TTest] | type[SignFlipTest]] = {"t": TTest, "permutation"
 def two_sided_p(tested: TTest | SignFlipTest) -> float:
     """Return the two-sided p value against no difference."""
     return min(1.0, 2 * min(tested.above(0.0), tested.below(0.0)))
+
+
+def equivalence_p(tested: TTest | SignFlipTest, smallest: float | None) -> float:
+    """Return the larger p value of the two one-sided tests against a difference of `smallest`; NaN if it is None."""
+    return math.nan if smallest is None else max(tested.above(-smallest), tested.below(smallest))

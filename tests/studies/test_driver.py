@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from harness.config import groups
 from harness.run.programs import program_of
 from studies import driver, how_far, muon_split
-from studies.driver import STEP, Key, Measure, Point, Stream, Study, Table, next_rate, power_of, read_csv
+from studies.driver import STEP, Key, Measure, Point, Stream, Study, Table, next_rate, power_of, read_csv, write_csv
 from studies.verdict import power
 from tests.zygote import Zygote
 
@@ -59,7 +60,7 @@ def test_a_search_chooses_and_the_report_goes_on_where_it_stopped(
         best = float(line["searched"].removeprefix("lr="))
         assert rates[0] < best < rates[-1], "a best rate stands at no edge"
     numbers = json.loads((study.folder / "tiny.power.json").read_text())
-    assert numbers["power"] == pytest.approx(power(0.02, numbers["spread"], 1 + 1, 1)) or numbers["seeds"] == 1
+    assert numbers["pairs"][0]["seeds"] == 1
 
     ran: list[Key] = []
     run_jobs = driver.run_jobs
@@ -114,12 +115,37 @@ def test_rows_of_a_seed_stay_on_one_kind_of_cpu(tmp_path: Path) -> None:
     assert not table.lines
 
 
-def test_power_is_of_the_comparison_with_the_fewest_seeds() -> None:
-    wide = replace(TINY, seeds={"fire": range(60), "*": range(10)}, family=[("fire", "base"), ("fire", "fresh")])
+def test_each_comparison_has_the_power_of_its_own_seeds() -> None:
+    wide = replace(
+        TINY,
+        seeds=dict.fromkeys(("fire", "base"), range(60)) | {"*": range(10)},
+        family=[("fire", "base"), ("fire", "fresh")],
+    )
     numbers = power_of(wide, smallest=0.01, spread=0.02)
-    assert (numbers["seeds"], numbers["comparisons"]) == (10, 2)
-    assert numbers["power"] == power(0.02, 0.02, 10, 2)
-    assert numbers["descriptive"] == (numbers["power"] < 0.8)
+    assert numbers["comparisons"] == 2
+    assert [(pair["rival"], pair["seeds"]) for pair in numbers["pairs"]] == [("base", 60), ("fresh", 10)]
+    assert [pair["power"] for pair in numbers["pairs"]] == [power(0.02, 0.02, seeds, 2) for seeds in (60, 10)]
+    assert [pair["descriptive"] for pair in numbers["pairs"]] == [False, True]
+    assert all(pair["descriptive"] for pair in power_of(wide, smallest=-0.01, spread=0.001)["pairs"]), "no loss"
+
+
+def test_confirmed_rows_are_chosen_at_full_length_among_the_winner_and_its_neighbours(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prefix is made to favour 1e-3 and the full length 1.4e-3; the row that is not confirmed stays at 1e-3."""
+    best = {"prefix": 1e-3, "full": 1.4e-3}
+
+    def invent(stream: Stream, table: Table, keys: Iterable[Key]) -> None:
+        for key in keys:
+            rate = float(key.searched.removeprefix("lr="))
+            table.lines[key] = vars(key) | {"online/accuracy": str(1 - abs(math.log(rate / best[key.length])))}
+
+    monkeypatch.setattr(study, "run", invent)
+    monkeypatch.setattr(driver, "write_derived", lambda path, lines, sources, command: write_csv(path, lines))
+    study.streams = {"tiny": replace(TINY, confirmed_rows=("base", "fire"))}
+    study.search("tiny")
+    chosen = {line["row"]: line["searched"] for line in read_csv(study.folder / "tiny.chosen.csv")}
+    assert chosen == {"base": "lr=0.0014", "fire": "lr=0.0014", "fresh": "lr=0.001"}
 
 
 @pytest.mark.parametrize(
@@ -160,6 +186,8 @@ def test_what_is_frozen_can_run(study_name: str, name: str) -> None:
     stream = study.streams[name]
     assert {row for pair in stream.family for row in pair} <= stream.rows.keys()
     assert {"base", "fresh"} <= stream.rows.keys() or stream.measure.smallest is not None
+    compared = {row for pair in stream.family for row in pair}
+    assert not stream.confirmed_rows or compared <= {*stream.confirmed_rows}, "compared rows are searched alike"
     assert all(point.rate == float(f"{point.rate:.3g}") for row in stream.rows for point in stream.points(row))
     if name in ROWS_OF_ANOTHER:
         others = [other for key, other in study.streams.items() if key not in ROWS_OF_ANOTHER]

@@ -32,6 +32,13 @@ def test_the_four_outcomes() -> None:
     assert verdict.outcome == "equivalent"
 
 
+def test_without_a_smallest_difference_nothing_is_equivalent() -> None:
+    known, unknown = (judge({"row": [value / 100 for value in CLEAR]}, smallest)["row"] for smallest in (0.01, None))
+    assert (known.outcome, unknown.outcome) == ("equivalent", "better")
+    assert unknown.p_difference == known.p_difference
+    assert math.isnan(unknown.p_equivalence)
+
+
 def test_t_tests_are_scipy_s() -> None:
     values = np.random.default_rng(1).normal(0.01, 0.05, 12)
     verdict = judge({"row": values.tolist()}, 0.03)["row"]
@@ -99,6 +106,7 @@ def test_power_by_simulation() -> None:
     found = stats.ttest_1samp(generator.normal(0.02, 0.02, (20_000, 10)), 0, axis=1).pvalue < 0.05 / 4
     assert power(0.02, 0.02, 10, comparisons=4) == pytest.approx(found.mean(), abs=0.01)
     assert power(0.02, 0.0, 3) == 1.0
+    assert power(0.02, 0.00655, 10, 18) == pytest.approx(0.99996, abs=1e-5), "SciPy has NaN for one of its two terms"
 
 
 def test_pooled_spread_by_hand() -> None:
@@ -111,5 +119,6 @@ def test_what_matters_and_where_a_loss_is_shown() -> None:
     assert smallest_that_matters(None, gap=150.0) == pytest.approx(15.0)
     assert shows_loss([0.011, 0.009, 0.012], fixed=0.01)
     assert not shows_loss([0.004, 0.002, 0.009], fixed=0.01)
+    assert not shows_loss([0.05, -0.05, 0.03, -0.01, 0.04], fixed=0.01), "mean 0.012, interval -0.038 to 0.062"
     assert shows_loss([100.0, 120.0, 110.0], fixed=None)
     assert not shows_loss([100.0, -120.0, 110.0], fixed=None)
