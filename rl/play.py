@@ -24,7 +24,7 @@ from harness.config.paths import Place, expanded
 from harness.trained.command import run_command
 from harness.trained.load import Trained
 from harness.training import seeding
-from rl.common.film import Film, Picture, rendered, save_strip
+from rl.common.film import Film, Picture, check_strip, rendered, save_strip
 
 RATE = 30.0  # pictures a second, if an environment does not say its rate
 
@@ -79,6 +79,8 @@ def main(folder: str, options: Options) -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # before MuJoCo is imported; it needs no display
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    if options.strip is not None:
+        check_strip(expanded(options.strip))
     trained = load(folder, options.device)
     if trained.program not in GAMES:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")

@@ -30,7 +30,15 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.direction import direction_of
 from harness.config.errors import ConfigError, near
-from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, list_parts_of_chain, unknown_choice
+from harness.config.groups import (
+    CONF,
+    choices,
+    compose_with_hydra,
+    groups_of,
+    list_parts_of_chain,
+    quoted,
+    unknown_choice,
+)
 from harness.config.paths import expanded, place
 
 DATA_OPTIONS = ("experiment", "benchmark", "dataset", "env", "paths", "tokenizer")  # they say which data a run opens
@@ -147,15 +155,6 @@ def _is_readable(text: str) -> bool:
         OverridesParser.create().parse_override(text)
         return True
     return False
-
-
-def quoted(value: str) -> str:
-    """Return a text in quotes, as Hydra's parser reads it: with a backslash before quotes of the same kind."""
-    if '"' in value and "'" not in value and not value.endswith("\\"):
-        return f"'{value}'"
-    with_quotes = re.sub(r'(\\*)"', lambda match: 2 * match[1] + '\\"', value)
-    doubled_at_end = re.sub(r"(\\+)$", lambda match: 2 * match[1], with_quotes)
-    return f'"{doubled_at_end}"'
 
 
 def _check_path(override: Override) -> None:

@@ -56,6 +56,7 @@ SYSTEM_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
     | {errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT, errno.ENOLCK, errno.EHOSTDOWN}
     | {errno.EAGAIN, errno.ENOMEM, errno.ENXIO, errno.ENODEV, errno.ENOTCONN, errno.EREMOTEIO, errno.ELOOP}
+    | {errno.ENAMETOOLONG}
 )
 INSTALL_PLUGINS = (
     'pip install -e ".[harness,cluster]" brings joblib (cores), submitit_local, submitit_slurm (slurm) and optuna'

@@ -127,10 +127,24 @@ def compose_with_hydra(config_name: str, overrides: Iterable[str], config_dir: P
     overrides = list(overrides)
     list_parts_of_chain(overrides, config_dir)
     if config_dir is not None:
-        overrides.insert(0, f"hydra.searchpath=[file://{config_dir.absolute()}]")
+        overrides.insert(0, searchpath(config_dir))
     GlobalHydra.instance().clear()
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         return hydra.compose(config_name, overrides, return_hydra_config=True)
+
+
+def searchpath(config_dir: Path) -> str:
+    """Return the option that lets Hydra find the user's folder of groups, whatever characters its path has."""
+    return f"hydra.searchpath=[{quoted(f'file://{config_dir.absolute()}')}]"
+
+
+def quoted(value: str) -> str:
+    """Return a text in quotes, as Hydra's parser reads it: with a backslash before quotes of the same kind."""
+    if '"' in value and "'" not in value and not value.endswith("\\"):
+        return f"'{value}'"
+    with_quotes = re.sub(r'(\\*)"', lambda match: 2 * match[1] + '\\"', value)
+    doubled_at_end = re.sub(r"(\\+)$", lambda match: 2 * match[1], with_quotes)
+    return f'"{doubled_at_end}"'
 
 
 def without_hydra(config: DictConfig) -> DictConfig:

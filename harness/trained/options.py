@@ -9,7 +9,7 @@ from omegaconf import DictConfig, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.errors import ConfigError, first_line
-from harness.config.groups import choices, compose, groups_of, targets_of
+from harness.config.groups import choices, compose, groups_of, searchpath, targets_of
 from harness.run.programs import MODULES, program_of
 
 MAX_BYTES = 10_000_000  # of a config.yaml; a run's options take a few thousand
@@ -40,7 +40,7 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
         if isinstance(node, dict) and "_target_" in node:
             group_choices.append(f"{group}={choice_of(group, node, name, config_dir, file)}")
     if config_dir is not None:
-        group_choices.append(f"hydra.searchpath=[file://{config_dir.resolve()}]")
+        group_choices.append(searchpath(config_dir))
     config = compose(name, [*group_choices, *(["tuned=none"] if "tuned" in values else [])])
     with flag_override(config, "struct", True):
         put(config, values, file)
@@ -91,7 +91,11 @@ def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file
     matching = [choice for choice in all_choices if target in targets_of(group, choice, config_dir)]
     if not matching:
         where = "conf" if config_dir is None else f"conf or {config_dir}"
-        hint = "" if config_dir else "; if the run was made with --config-dir, give it here too"
+        hint = "" if config_dir else "; one made with --config-dir=mine is loaded by load(folder, config_dir='mine')"
+            ""
+            if config_dir
+            else '; a run that was made with --config-dir=mine is loaded by load(folder, config_dir="mine")'
+        )
         raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={target}{hint}")
     return name if name in matching else matching[0]
 

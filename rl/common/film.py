@@ -1,5 +1,7 @@
 """Write pictures of an episode as a film (H.264, which browsers play) or as a strip of frames."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -8,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 
 Picture = NDArray[np.uint8]  # (height, width, 3)
 SMALLEST = 240  # pixels; a picture of less height is enlarged by a whole number
@@ -24,6 +26,7 @@ class Film:
 
     Raises:
         ConfigError: PyAV is not installed, the name has another ending, or the file cannot be written.
+        TrainingError: later, if there is no room for the film.
     """
 
     def __init__(self, path: Path, rate: float) -> None:
@@ -37,9 +40,11 @@ class Film:
         self._av: Any = av
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._container = av.open(str(self.partial), "w", options={"movflags": "faststart"})
+            self.partial.touch()  # PyAV opens the file with the first picture only
         except OSError as error:
             raise ConfigError(f"video={path} cannot be written: {error.strerror or error}") from None
+        # FFmpeg takes what stands before a colon, as in 12:00.mp4, for a protocol, unless the path begins with /.
+        self._container = av.open(str(self.partial.absolute()), "w", options={"movflags": "faststart"})
         self._rate = max(1, round(rate))
         self._stream: Any = None
 
@@ -51,7 +56,16 @@ class Film:
             self._stream = self._container.add_stream("libx264", rate=self._rate, options={"crf": "23"})
             self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, "yuv420p"
         frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(picture[:height, :width]), format="rgb24")
-        self._container.mux(self._stream.encode(frame))
+        with self._writing():
+            self._container.mux(self._stream.encode(frame))
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Context around writing: the system's errors, such as a full disk, name the film."""
+        try:
+            yield
+        except OSError as error:
+            raise TrainingError(f"video={self.path} cannot be written: {error.strerror or error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -59,13 +73,25 @@ class Film:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._stream is not None:
-            self._container.mux(self._stream.encode())
-        self._container.close()
-        if error is None and self._stream is not None:
-            self.partial.replace(self.path)
-        else:
+        try:
+            with self._writing() if error is None else contextlib.suppress(Exception):  # the first error is the reason
+                if self._stream is not None:
+                    self._container.mux(self._stream.encode())
+                self._container.close()
+                if error is None and self._stream is not None:
+                    self.partial.replace(self.path)
+        finally:
             self.partial.unlink(missing_ok=True)
+
+
+def check_strip(path: Path) -> None:
+    """Refuse a name that is not that of a picture, before anything is played.
+
+    Raises:
+        ConfigError: its ending is none of a format that can be written.
+    """
+    if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
+        raise ConfigError(f"strip={path}: its name must end in .png")
 
 
 def save_strip(path: Path, pictures: list[Picture], count: int = 8) -> None:

@@ -1,8 +1,10 @@
 """Playing with a trained agent: returns, films, strips."""
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from PIL import Image
 
 import harness
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 from rl import play
 from rl.common.film import Film, enlarged, save_strip
 from scripts import strips
@@ -81,6 +83,39 @@ def test_a_film_that_breaks_leaves_no_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["at 12:00.mp4", "100%d.mp4", "größe ☃.mp4"])
+def test_a_film_may_have_any_name_that_a_file_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """FFmpeg reads 12: as a protocol."""
+    monkeypatch.chdir(tmp_path)
+    with Film(Path(name), 30) as film:
+        film.add(np.zeros((240, 320, 3), np.uint8))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_where_a_film_has_no_room_one_line_names_it_and_nothing_is_left(tmp_path: Path) -> None:
+    def film_noise() -> None:
+        with limited_files(2000), Film(tmp_path / "a.mp4", 30) as film:
+            for i in range(60):
+                film.add(np.random.default_rng(i).integers(0, 256, (240, 320, 3), dtype=np.uint8))
+
+    with pytest.raises(TrainingError, match=r"video=.*a\.mp4 cannot be written: File too large"):
+        film_noise()
+    assert not list(tmp_path.iterdir())
+
+
+@contextlib.contextmanager
+def limited_files(most: int) -> Iterator[None]:
+    """No file may have more bytes within this block, as on a disk that is full."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
 def test_a_strip_is_evenly_spaced(tmp_path: Path) -> None:
     pictures = [np.full((240, 4, 3), number, np.uint8) for number in range(22)]
     save_strip(tmp_path / "strip.png", pictures)
@@ -93,6 +128,8 @@ def test_a_strip_is_evenly_spaced(tmp_path: Path) -> None:
     [
         ({"video": "out.avi"}, "must end in .mp4"),
         ({"video": "/proc/nothing/out.mp4"}, "cannot be written"),
+        ({"video": "/proc/out.mp4"}, "video=/proc/out.mp4 cannot be written"),
+        ({"strip": "out"}, "must end in .png"),
         ({"task": 1}, "of one environment, not of a stream"),
     ],
 )

@@ -148,17 +148,20 @@ def test_a_folder_that_lacks_something_is_one_line(finished: Path, tmp_path: Pat
         harness.load(folder)
 
 
-def test_one_s_own_method_needs_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "conf" / "method").mkdir(parents=True)
-    (tmp_path / "conf" / "method" / "mine.yaml").write_text("_target_: own_module.Own\nname: mine\ncoef: 0.1\n")
+@pytest.mark.parametrize("name", ["conf", 'größe, a=b (it\'s) [1] {2} #3 "4"'])
+def test_one_s_own_method_needs_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be called as any folder may."""
+    conf = tmp_path / name
+    (conf / "method").mkdir(parents=True)
+    (conf / "method" / "mine.yaml").write_text("_target_: own_module.Own\nname: mine\ncoef: 0.1\n")
     (tmp_path / "own_module.py").write_text(
         "from fire_core.methods.weight_decay import WeightDecay\nclass Own(WeightDecay):\n    pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     SMALL.compose()  # makes the types of its options known
-    config = compose_with_hydra("vision", SMALL.tiny("method=mine"), tmp_path / "conf")
+    config = compose_with_hydra("vision", SMALL.tiny("method=mine"), conf)
     folder = SMALL.run_composed(tmp_path / "runs", without_hydra(config))
-    with pytest.raises(ConfigError, match="give it here too"):
+    with pytest.raises(ConfigError, match="one made with --config-dir"):
         harness.load(folder)
-    trained = harness.load(folder, config_dir=tmp_path / "conf")
+    trained = harness.load(folder, config_dir=conf)
     assert trained.row == json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
