@@ -92,10 +92,6 @@ def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file
     if not matching:
         where = "conf" if config_dir is None else f"conf or {config_dir}"
         hint = "" if config_dir else "; one made with --config-dir=mine is loaded by load(folder, config_dir='mine')"
-            ""
-            if config_dir
-            else '; a run that was made with --config-dir=mine is loaded by load(folder, config_dir="mine")'
-        )
         raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={target}{hint}")
     return name if name in matching else matching[0]
 
