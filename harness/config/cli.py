@@ -43,7 +43,7 @@ from harness.config.errors import EXIT_CONFIG, EXIT_TRAINING, ConfigError, Train
 from harness.config.given import given_overrides
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, without_hydra
 from harness.run.checkpoint import write_atomically
-from harness.run.lock import Owner, machine
+from harness.run.lock import SWEEP_LOG, Owner, machine
 from harness.training.console import Stderr, show_log
 from harness.training.estimate import SWEEP_JOBS
 from harness.training.signals import exit_on_signals, leave_with
@@ -63,8 +63,8 @@ INSTALL_PLUGINS = (
 )
 KILLED = "its process was killed (out of memory?): the same command, started again, goes on"
 RESUME = "start the same command again to resume"
-# Variables of the environment, by which a sweep's driver tells its jobs, in any process:
-SWEEP_LOG = "FIRE_SWEEP_LOG"  # the folder in which each writes how it ended
+# Variables of the environment, by which a sweep's driver tells its jobs, in any process: SWEEP_LOG, the folder in which
+# each writes how it ended, and
 DRIVER = "FIRE_DRIVER"  # the driver's process, as `harness.run.lock.Owner` writes it
 OWNER = "owner"  # name of the file in the sweep's folder that names the driver
 ABANDONED_AFTER = 24 * 3600  # seconds after which the folder of a sweep without such a file is removed

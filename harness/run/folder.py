@@ -37,6 +37,7 @@ from harness.run.lock import PAUSE, Held, Lock
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
+NAMED_AFTER = 1.0  # seconds; who takes a lock names itself in it a moment later
 
 
 class Run:
@@ -91,13 +92,19 @@ class Run:
         return self
 
     def _acquire(self) -> None:
-        """Take the folder's lock, or wait for it and log who holds it, once for each holder."""
-        logged_holder = ""
+        """Take the folder's lock, or wait for it and log who holds it, once for each holder.
+
+        Another job of the same sweep is always waited for: two spellings of one option, or several checkpoints that a
+        full reset does not depend on, make one run of two jobs, which is trained once.
+        """
+        logged_holder, began = "", time.monotonic()
         while True:
             try:
                 return self._lock.acquire()
             except Held as holder:
-                if not self.wait:
+                owner = holder.owner
+                names_itself = (owner and not owner.is_gone) or time.monotonic() - began > NAMED_AFTER
+                if not self.wait and names_itself and not (owner and owner.is_in_this_sweep):
                     raise ConfigError(
                         f"run {self.folder.name} is being trained by another process ({holder}); wait for it or stop it"
                     ) from None

@@ -20,6 +20,7 @@ from typing import Self
 from harness.training.signals import is_alive, start_of_process
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+SWEEP_LOG = "FIRE_SWEEP_LOG"  # variable of the environment: a folder of the sweep that this process runs jobs of
 PAUSE = 0.2  # seconds between two attempts to take a lock
 LONG_WAIT = 2.0  # seconds after which a wait is logged
 
@@ -36,6 +37,7 @@ class Owner:
         since: local time at which it took the lock, with its offset from UTC.
         machine: what `machine()` returned there; empty if not known.
         started: when the process began (`start_of_process`).
+        sweep: the sweep that it runs jobs of, as `SWEEP_LOG` names it; empty if it runs none.
     """
 
     host: str
@@ -43,12 +45,14 @@ class Owner:
     since: str
     machine: str = ""
     started: str = ""
+    sweep: str = ""
 
     @classmethod
     def of(cls, process: int) -> "Owner":
         """Describe a process of this machine that takes a lock now."""
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        return cls(os.uname().nodename, process, now, machine(), start_of_process(process))
+        sweep = os.environ.get(SWEEP_LOG, "")
+        return cls(os.uname().nodename, process, now, machine(), start_of_process(process), sweep)
 
     def text(self) -> str:
         """Return the content of the lock's file."""
@@ -77,6 +81,11 @@ class Owner:
         is_of_this_machine = self.machine == machine() != "" and self.host == os.uname().nodename
         return is_of_this_machine and not is_alive(self.process, self.started)
 
+    @property
+    def is_in_this_sweep(self) -> bool:
+        """Whether this is a process of this machine that runs jobs of the same sweep as the present one."""
+        return self.sweep == os.environ.get(SWEEP_LOG) and self.machine == machine() != ""
+
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"
 
@@ -85,7 +94,14 @@ class Held(Exception):
     """Another process holds the lock.
 
     The text names it, and the file to remove if only the user can know that the process has ended.
+
+    Attributes:
+        owner: the process; None if it has not named itself (yet).
     """
+
+    def __init__(self, text: str, owner: Owner | None) -> None:
+        super().__init__(text)
+        self.owner = owner
 
 
 class Lock:
@@ -125,7 +141,8 @@ class Lock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Held(str(Owner.read(self.path) or "another process")) from None
+            owner = Owner.read(self.path)
+            raise Held(str(owner or "another process"), owner) from None
         except OSError as error:
             if error.errno in NO_FLOCK:
                 return False
@@ -149,7 +166,7 @@ class Lock:
                 owner = Owner.read(self.mark)
                 if owner is None or not owner.is_gone:
                     who = f"{owner or 'another process'}, by {self.mark}"
-                    raise Held(f"{who}; if that process is gone, remove this file") from None
+                    raise Held(f"{who}; if that process is gone, remove this file", owner) from None
                 self._remove_mark_of(owner)
                 continue
             self._marked = True

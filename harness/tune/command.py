@@ -121,11 +121,14 @@ def check_writable(request: Request) -> None:
         ConfigError: a folder cannot be made or written to.
     """
     table, publish = request.search.table, request.publish
+    winners = folder_of_winners(table)
+    if winners == table:
+        raise ConfigError(f"table={table} needs an ending, such as .csv: the best values go to a folder of its name")
     try:
         table.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {table}: {error.strerror or error} (see table=)") from None
-    for option, folder in (("table", table.parent), ("publish", publish)):
+    for option, folder in (("table", table.parent), ("table", winners), ("publish", publish)):
         existing = next((path for path in (folder, *folder.parents) if path.exists()), None) if folder else None
         if existing and not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
             raise ConfigError(
@@ -274,13 +277,18 @@ def write_best(request: Request, method: str, trials: Sequence[Trial]) -> str:
     command = f"{config.hydra.help.app_name} {shlex.join([*request.given, *options_of_method(method)])}"
     command = f"{command} {winner.options}".strip()
     values = f"lr={config.lr} {winner.options}"
-    write_winner(search.table.with_suffix("") / f"{method}.yaml", values, command)
+    write_winner(folder_of_winners(search.table) / f"{method}.yaml", values, command)
     lines = [f"{search.metric} {winner.score:.4f}  {winner.options or '(defaults)'}", f"  {command}"]
     if request.publish is not None:
         file = request.publish / request.setting.replace("-", "_") / f"{method}.yaml"
         lines.append(f"  {file} {'overwritten' if file.exists() else 'written'}")
         write_winner(file, values)
     return "\n".join(lines)
+
+
+def folder_of_winners(table: Path) -> Path:
+    """Return the folder, beside a table, of the files with the best values of each method."""
+    return table.with_suffix("")
 
 
 def write_winner(file: Path, options: str, command: str = "") -> None:

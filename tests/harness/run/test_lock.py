@@ -5,6 +5,8 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from harness.config.errors import ConfigError
 from harness.run.folder import Run
-from harness.run.lock import Held, Lock, Owner
+from harness.run.lock import SWEEP_LOG, Held, Lock, Owner
 from harness.training.signals import is_alive
 
 
@@ -46,6 +48,43 @@ def test_the_second_is_told_who_holds_it(has_flock: bool, tmp_path: Path) -> Non
     with Run(tmp_path / "run", {}, ""):
         """The first has given it back."""
     assert Owner.read(tmp_path / "run" / ".lock") is None
+
+
+def test_a_job_of_the_same_sweep_is_waited_for(
+    has_flock: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of `lr=1e-3,0.001 hydra/launcher=cores -m`, whose two jobs are one run."""
+    monkeypatch.setenv(SWEEP_LOG, str(tmp_path / "sweep"))
+    order = list[str]()
+
+    def second_job() -> None:
+        with Run(tmp_path / "run", {}, ""):
+            order.append("second")
+
+    with ThreadPoolExecutor(1) as pool, Run(tmp_path / "run", {}, ""):
+        second = pool.submit(second_job)
+        wait([second], timeout=0.5)
+        assert not second.done()
+        order.append("first")
+    second.result()
+    assert order == ["first", "second"]
+    with Run(tmp_path / "run", {}, ""):
+        monkeypatch.setenv(SWEEP_LOG, str(tmp_path / "another sweep"))
+        with pytest.raises(ConfigError, match="is being trained by another process"):
+            Run(tmp_path / "run", {}, "").__enter__()
+
+
+def test_who_has_just_taken_the_lock_gets_a_moment_to_name_itself(tmp_path: Path) -> None:
+    """The lock's file still names the process before, which has ended."""
+    (tmp_path / "run").mkdir()
+    gone = replace(Owner.of(os.getpid()), process=ended_process(), started="1")
+    with Lock(tmp_path / "run" / ".lock"):
+        (tmp_path / "run" / ".lock").write_text(gone.text())
+        naming = threading.Timer(0.3, (tmp_path / "run" / ".lock").write_text, (Owner.of(os.getpid()).text(),))
+        naming.start()
+        with pytest.raises(ConfigError, match=rf"\(process {os.getpid()} on "):
+            Run(tmp_path / "run", {}, "").__enter__()
+        naming.join()
 
 
 def test_of_a_killed_process_of_this_machine_it_is_taken_over(has_flock: bool, tmp_path: Path) -> None:

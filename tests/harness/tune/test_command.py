@@ -115,13 +115,23 @@ def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message
         parse("method=base", *options)
 
 
-@pytest.mark.parametrize("option", ["table=/dev/null/t.csv", "publish=/dev/null/here"])
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("table=/dev/null/t.csv", "cannot write to /dev/null"),
+        ("publish=/dev/null/here", "cannot write to /dev/null"),
+        ("table=here", "table=here needs an ending, such as .csv"),
+        ("table=notes.csv", "cannot write to notes: notes is no folder that can be written to (see table=)"),
+    ],
+)
 def test_what_cannot_be_written_is_refused_before_the_first_run(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    option: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The best values go to a folder beside the table, which has its name without the ending."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").write_text("a file of the user's")
     assert main(["program=vision", "method=base", option]) == 2
-    assert capsys.readouterr().err.startswith("error: cannot write to /dev/null")
+    assert capsys.readouterr().err.startswith(f"error: {says}")
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
