@@ -70,10 +70,12 @@ def system_errors_explained() -> Iterator[None]:
     """Context around a command: a file that the system does not let it read or write is one line, not a traceback.
 
     Raises:
-        SystemExit: with exit code 1, after the line.
+        SystemExit: with exit code 1, after the line; after Ctrl-C with 130, without one.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     except OSError as error:
         if error.errno is None:  # raised by a library, and not by the system
             raise

@@ -20,6 +20,7 @@ PACKAGES = (
     "mujoco", "dm-control", "minatar", "timm", "pillow", "scipy", "tiktoken", "datasets",
 )  # fmt: skip
 ROOMS = ("fire_core", "harness", "vision", "language", "rl")  # packages with the code of the runs
+GIT_VARIABLES = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # by these git takes another repository
 
 
 def environment() -> dict[str, Any]:
@@ -86,14 +87,20 @@ def git_commit() -> str | None:
 
     It is the commit of when this process first asked, as `code_digest` is: what is committed later is not the code that
     a process with many runs has imported. Tables and pages below `docs` do not count: a study writes them while it
-    runs.
+    runs. A checkout of something else around an installation, such as a project with its `.venv`, does not count, nor
+    one that variables of the environment name, as within a hook of git.
     """
+    of_this_folder = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
 
     def git(*words: str) -> str:
         here = Path(__file__).parent
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=60, check=True).stdout
+        answer = subprocess.run(
+            ["git", *words], cwd=here, env=of_this_folder, capture_output=True, text=True, timeout=60, check=True
+        )
+        return answer.stdout
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails unless this very file is in the repository
         commit = git("rev-parse", "HEAD").strip()
         changed = git(
             "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs"

@@ -67,6 +67,13 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert answer.returncode == 1
 
 
+def test_ctrl_c_is_no_traceback(tmp_path: Path) -> None:
+    text = "from output import *\nkeep_output()\n"
+    text += "with system_errors_explained():\n    raise KeyboardInterrupt\n"
+    answer = run_in_shell(text, tmp_path, "program")
+    assert (answer.returncode, answer.stderr) == (130, "")
+
+
 def test_characters_that_the_encoding_lacks(tmp_path: Path) -> None:
     text = "from output import keep_output\nkeep_output()\nprint('l\u00e4ufe \u2192')\n"
     answer = run_in_shell(text, tmp_path, "PYTHONIOENCODING=ascii program")

@@ -198,6 +198,12 @@ def test_a_tree_is_dirty_by_its_code_and_not_by_the_tables_that_a_study_writes(
     assert git_commit() == commit
     (tmp_path / "a.py").write_text("2")
     assert git_commit() == f"{commit}-dirty"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "of a hook"))
+    assert git_commit() == f"{commit}-dirty"
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / ".venv" / "installed.py"))
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "installed.py").touch()
+    assert git_commit() is None, "the commit of the project around it says nothing about this code"
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
