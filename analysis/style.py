@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 COLUMN, PAGE = 3.4, 7.0  # widths in inches, in a two-column paper
 
 # Black and grey for the two reference methods, Okabe and Ito (2008), Tol's muted colours. From `pi` on those that lie
-# farthest from all before them in CIE L*a*b*, to every kind of colour vision (tests/analysis/test_style.py).
+# farthest from all before them in CIE L*a*b*, to every kind of colour vision.
 COLOURS = {
     "base": "#6E6E6E",
     "full_reset": "#000000",
