@@ -450,6 +450,8 @@ def role_of(use: Use, tied: bool) -> str:
     if isinstance(holder, nn.MultiheadAttention):
         return "attention_out"
     if use.around.attends(holder):
+        if leaf in _HEAD:  # of a network that is one module, with its projections and its head as attributes
+            return "head"
         return projections_in_name(leaf)[:1] or "attention_out"
     if any("A_log" in module._parameters for module in use.path):
         return "ssm"

@@ -58,6 +58,13 @@ def test_a_layer_called_fc_within_a_network_is_no_head():
     assert "head" not in roles(nn.Sequential(block, nn.Linear(4, 4))).values()
 
 
+@pytest.mark.parametrize("name", ["head", "classifier", "lm_head"])
+def test_a_head_beside_the_projections_of_a_network_of_one_module(name):
+    layers = {part: nn.Linear(8, 8) for part in ("q", "k", "v", "out")} | {name: nn.Linear(8, 3)}
+    expected = {"q": "q", "k": "k", "v": "v", "out": "attention_out", name: "head"}
+    assert roles(nn.ModuleDict(layers)) == {f"{part}.weight": role for part, role in expected.items()}
+
+
 def test_a_network_that_names_its_own_classifier():
     class Named(nn.Module):
         def __init__(self) -> None:
