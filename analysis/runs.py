@@ -168,7 +168,7 @@ class Run:
         method, boundary = described or self.config.get("method"), self.config.get("boundary")
         if isinstance(method, dict) and isinstance(boundary, dict):
             method = {**method, "boundary": boundary}
-        if isinstance(method, dict) and (when := trigger_of(self.config)) != "boundary":
+        if isinstance(method, dict) and (when := trigger_of(with_whole_numbers(self.config))) != "boundary":
             method = {**method, "trigger": when}
         return json.dumps(with_whole_numbers(method), sort_keys=True, default=str)
 

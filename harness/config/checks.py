@@ -17,13 +17,14 @@ from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 from harness.config.build import build
 from harness.config.errors import ConfigError
-from harness.config.given import refuse_idle
+from harness.config.given import is_given, refuse_idle
 from harness.config.groups import PACKAGES, choices
 
 
@@ -76,6 +77,7 @@ def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None =
             raise ConfigError(message)
     if config.get("program") in PACKAGES:
         _refuse_choices_of_other_programs(config)
+        _refuse_names_of_other_choices(config)
 
 
 def _refusals(node: DictConfig, prefix: str) -> Iterator[str]:
@@ -108,6 +110,28 @@ def _refuse_choices_of_other_programs(config: DictConfig) -> None:
         accepted = choices(option, config.program)
         if name in choices(option) and name not in accepted:
             raise ConfigError(f"{option}={name} is not for {config.program}; accepted: {', '.join(accepted)}")
+
+
+def _refuse_names_of_other_choices(config: DictConfig) -> None:
+    """Refuse `dataset.name=mnist` on the command line, which would call other data so in folders, figures and tables.
+
+    A name that no choice has is a name of the user's own. Some files of the group `model` build what `name` says.
+
+    Raises:
+        ConfigError: the message says how the other choice is made.
+    """
+    for option in map(str, config):
+        if not is_given(f"{option}.name") or not HydraConfig.initialized():
+            continue
+        node, chosen = config[option], HydraConfig.get().runtime.choices.get(option)
+        as_written = OmegaConf.to_container(node, resolve=False)
+        assert isinstance(as_written, dict)
+        has_own_environment = any(is_given(f"{option}.{part}") for part in ("game", "task"))
+        is_read = any("name}" in str(value) for value in as_written.values())
+        if node.name in choices(option) and node.name != chosen and not is_read and not has_own_environment:
+            raise ConfigError(
+                f"{option}.name={node.name} only gives {option}={chosen} another name: write {option}={node.name}"
+            )
 
 
 def check_optimizer(node: DictConfig) -> None:

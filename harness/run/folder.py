@@ -76,6 +76,7 @@ class Run:
         self.wait = wait
         self.headline = headline
         self.option = option
+        self._mirrors = False  # whether the tracker was started; that of a run that is done already is not
         self._lock = Lock(folder / ".lock")
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
         self._complete_bytes = 0  # length of the complete rows in metrics.jsonl
@@ -119,7 +120,8 @@ class Run:
             with contextlib.suppress(OSError):
                 if not (self.folder / "DONE").exists():
                     (self.folder / "FAILED").write_text(f"{type(error).__name__}: {error}".split("\n")[0] + "\n")
-        self.tracker.finish()
+        if self._mirrors:
+            self._mirror("finish")
         self._lock.release()
 
     def _cannot_write(self, error: OSError) -> ConfigError:
@@ -226,7 +228,8 @@ class Run:
             self._write_starts([*(starts or []), this_start])
         except OSError as error:
             raise self._cannot_write(error) from None
-        self.tracker.start(self.folder, self.identity)
+        self._mirrors = True
+        self._mirror("start", self.folder, self.identity)
         self.next_checkpoint = time.monotonic() + self.every_seconds
         return state["trainer"] if state else None
 
@@ -307,7 +310,7 @@ class Run:
         self._last_step = row["step"]
         self._pending.append(json.dumps(row) + "\n")
         self._write_pending()
-        self.tracker.log(row)
+        self._mirror("log", row)
 
     def append_rows(self, text: str) -> None:
         """Append the rows of a shared first phase.
@@ -319,7 +322,7 @@ class Run:
         self._last_step = json.loads(text.rstrip("\n").rsplit("\n", 1)[-1])["step"] if text else -1
         self._write_pending()
         for line in text.splitlines():
-            self.tracker.log(json.loads(line))
+            self._mirror("log", json.loads(line))
 
     def _write_pending(self, sync: bool = False) -> bool:
         """Append the waiting rows, and return whether all rows are in the file now.
@@ -344,6 +347,15 @@ class Run:
         except OSError as error:
             log.warning("cannot write %s (%s): rows wait in memory", path, error.strerror or error)
             return False
+
+    def _mirror(self, event: str, *arguments: Any) -> None:
+        """Call a method of the tracker. One that raises is given up with a warning: a mirror never stops training."""
+        try:
+            getattr(self.tracker, event)(*arguments)
+        except Exception as error:
+            name, reason = type(self.tracker).__name__, " ".join(f"{type(error).__name__}: {error}".split())
+            log.warning("tracker %s stopped (%s): training continues, metrics.jsonl is complete", name, reason)
+            self.tracker = Tracker()
 
     # ---- checkpoints, and the end
 

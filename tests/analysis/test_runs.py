@@ -54,6 +54,13 @@ def write_identified(root, seed, in_config, in_identity):
     (folder / "identity.json").write_text(json.dumps({"run": what}))
 
 
+def test_seeds_meet_however_a_number_of_their_trigger_is_spelled(tmp_path):
+    for seed, above in enumerate((1, 1.0)):
+        write_run(tmp_path, "fire", seed, trigger={"name": "drift", "above": above})
+    (setting,) = settings(load([str(tmp_path)])[0])
+    assert [[run.seed for run in group.runs] for group in setting.groups] == [[0, 1]]
+
+
 def test_methods_that_read_other_contents_are_never_averaged(tmp_path):
     """The option names one path in both; what was in the file stands in the identity alone."""
     for seed, content in ((0, "a" * 64), (1, "a" * 64), (1, "b" * 64)):

@@ -17,6 +17,9 @@ ALIKE = ("scale=smoke", "tracker=none", "progress=false")
 VISION = {
     "scale=smal": "scale=smal is unknown; accepted: smoke, small, paper",
     "device=meta": "device=meta is unknown; accepted: auto, cpu,",
+    "dataset.name=mnist": "dataset.name=mnist only gives dataset=digits another name: write dataset=mnist\n",
+    "method=fire method.name=snp": "method.name=snp only gives method=fire another name: write method=snp\n",
+    "model.name=resnet18": "model.name=resnet18 only gives model=mlp another name: write model=resnet18\n",
     "lr=fast": "lr must be a number, got 'fast'",
     "lr=": "lr must be a number, got ''",
     "seed=1.5": "seed must be a whole number, got 1.5",
@@ -136,6 +139,7 @@ LANGUAGE = {
     f"{PAIR} benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
+    "env=acrobot env.name=cartpole": "env.name=cartpole only gives env=acrobot another name: write env=cartpole\n",
     "experiment=continual_minatar benchmark.boundaries=hidden method=upgd lr=0.1": UPGD,
     "env=cartpole eval.episodes=1 eval.steps=9": "eval.steps has no effect beside eval.episodes=1",
     "experiment=continual_cartpole midpoint=9": "midpoint has no effect in a stream of tasks",
@@ -355,6 +359,7 @@ def test_a_sweep_in_the_home_folder(tmp_path: Path, zygote: Zygote) -> None:
         "method=fire method.blend=0.5 method.solver=exact",
         "method=fire method.solver=exact method.iterations=10",  # the default, as in a sweep, is no idle option
         "method=muon lr=0.01 optimizer=adamw optimizer.betas=[0.8,0.9]",  # Adam beside Muon reads them
+        "method=fire method.blend=0.5 method.name=half",  # a name of one's own
     ],
 )
 def test_accepted(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
