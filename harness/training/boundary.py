@@ -21,6 +21,7 @@ from harness.training.measure import (
     total_sfe,
     weight_stable_rank,
 )
+from harness.training.uncompiled import uncompiled
 
 # When a context is made: before a phase, where a trigger has fired, after a row, around an optimizer step.
 At = Literal["boundary", "firing", "row", "step"]
@@ -47,6 +48,7 @@ class Task(Protocol):
         """The device that the networks are on; a GPU's pending work belongs to the time that is measured."""
 
 
+@uncompiled
 def act_at_boundary(
     task: Task,
     learner: LearnerBase,
@@ -158,6 +160,7 @@ def _weight_changes(
     return numbers
 
 
+@uncompiled
 def act_after_row(learner: LearnerBase, context: Context, last: bool) -> None:
     """Let the learner's method act after an evaluation, by its hook `after_epoch`, before the row is logged.
 

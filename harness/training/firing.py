@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fire_core.triggers import Firing
 from harness.training.learner import LearnerBase
+from harness.training.uncompiled import uncompiled
 
 
 def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = None) -> None:
@@ -27,7 +28,7 @@ def start(task: Any, learner: LearnerBase, probe: Callable[..., Any] | None = No
         metrics=task.METRICS,
         total_steps=task.total_steps,
         after=task.steps_before_trigger,
-        probe=None if probe is None else functools.partial(probe, task, learner),
+        probe=None if probe is None else functools.partial(uncompiled(probe), task, learner),
     )
 
 

@@ -12,6 +12,7 @@ from fire_core.units.graph import Units, weight
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
 from harness.config.errors import TrainingError
+from harness.training.uncompiled import uncompiled
 
 LEVELS = ("off", "weights", "cheap", "full")
 MAX_WEIGHTS_FOR_CHEAP = 1_000_000  # in larger networks a pass over the probe batch takes longer than FIRE's act
@@ -28,8 +29,9 @@ def resolve_level(level: str, network: nn.Module) -> str:
     return "cheap" if sum(p.numel() for p in network.parameters()) <= MAX_WEIGHTS_FOR_CHEAP else "weights"
 
 
+@uncompiled
 def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks: bool = False) -> dict[str, float]:
-    """Measure a network on a fixed probe batch, in evaluation mode; the network does not change.
+    """Measure a network on a fixed probe batch, in evaluation mode, not compiled; the network does not change.
 
     The numbers of each level:
 

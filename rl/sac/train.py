@@ -82,6 +82,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
                 begin_phase(task, learner, index, run)
             acts, end = task.method_acts_in(index), task.phase_end(index)
             with learner.method.watch(learner.net) if acts else contextlib.nullcontext():
+                if acts and config.compile != "off":
+                    torch.compiler.reset()  # what was compiled before the method put its hooks on does not run them
                 while learner.step < end:
                     loss = interact(task, learner, acts)
                     loop.advance(config.num_envs)

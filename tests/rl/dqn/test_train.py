@@ -211,6 +211,21 @@ def test_compiled_updates_are_the_same_updates(backend: str, monkeypatch: pytest
         torch.testing.assert_close(compiled.q.state_dict()[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "options", ["method=redo", "method=fire trigger=dormancy trigger.above=0.01 trigger.every=20", "metrics=full"]
+)
+def test_what_measures_by_hooks_sees_a_compiled_network(
+    options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numbers are those of the network that is not compiled."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    plain, compiled = (rows(DQN.run(tmp_path / how, f"compile={how}", *options.split())) for how in ("off", "default"))
+    for one, other in zip(plain, compiled, strict=True):
+        assert one.keys() == other.keys()
+        numbers = [key for key, value in one.items() if not isinstance(value, str)]
+        assert [one[key] for key in numbers] == pytest.approx([other[key] for key in numbers], rel=1e-3, abs=1e-4)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("replay", ["cuda", "cpu"])
