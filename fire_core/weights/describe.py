@@ -218,6 +218,8 @@ class Reader:
         code = self.code.get(id(entry.parameter))
         if entry.kind == "vector" or entry.role not in LAYERS or (use.is_raw and not _is_torch_layer(use.owner)):
             return ""
+        if code is not None and code.overwritten:
+            return f"each forward pass writes to the weight ({code.overwritten}), and so would undo what is done to it"
         if code is not None and code.changed:
             if self.multiplied is not None and id(entry.parameter) in self.multiplied:
                 return ""

@@ -120,11 +120,13 @@ class Weight:
         key: `id` of the weight.
         part: which of its rows.
         changed: where it was changed before any product, as `file:line`; "" if it was not.
+        is_copy: whether it is a copy, so that what is written to it does not reach the layer's weight.
     """
 
     key: int
     part: Part = ()
     changed: str = ""
+    is_copy: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

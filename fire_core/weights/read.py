@@ -507,11 +507,15 @@ def _labels(products: list[tuple[str, Tensor]]) -> list[tuple[str, ...]]:
         if the products are those of an attention or a gate.
     """
     if attention := [sides for name, sides in products if name == "scaled_dot_product_attention" and len(sides) == 3]:
-        products = [("attention", torch.stack(attention).any(0))]
+        attention_sides = torch.stack(attention).any(0)
+        outside = ~attention_sides.any(0)  # rows that take no part in the attention, such as a gate beside q, k and v
+        elsewhere = [(name, sides & outside) for name, sides in products if name != "scaled_dot_product_attention"]
+        elsewhere = [(name, sides) for name, sides in elsewhere if int(sides.any(1).sum()) > 1]
+        products = [("attention", attention_sides), *elsewhere]
     distinct: dict[tuple[tuple[bool, ...], ...], str] = {}  # from the sides of a product to its name
     for name, sides in products:
         distinct.setdefault(tuple(map(tuple, sides.tolist())), name)
-    side_names = _SIDES.get(next(iter(distinct.values())), "01") if len(distinct) == 1 else "01"
+    side_names = _SIDES.get(next(iter(distinct.values())), "01") if len(distinct) == 1 else "012"
     labels = []
     for row in range(products[0][1].shape[1]):
         label = []

@@ -89,6 +89,7 @@ BUILTINS: tuple[Callable[..., Any], ...] = (
     map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, getattr, range,
 )  # fmt: skip
 BUILTIN_NAMES = words("sum min max isinstance hasattr round abs bool next")  # also where a library has its own
+CHANGES_NO_NUMBER = words("requires_grad_ detach_ share_memory_")  # methods in place that leave a tensor's numbers
 MOST_TURNS = 4  # of a loop over a known number of turns without modules
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -165,7 +166,10 @@ class FunctionReading:
             case ast.AnnAssign(value=ast.expr() as value):
                 self._assign(node.target, self._value_of(value), node)
             case ast.AugAssign():
-                value = self._binary_value(node.op, self._value_of(node.target), self._value_of(node.value), node)
+                before = self._value_of(node.target)
+                if isinstance(node.target, ast.Name):  # `w *= mask` writes to the tensor that `w` is
+                    self._overwrite(before, node)
+                value = self._binary_value(node.op, before, self._value_of(node.value), node)
                 self._assign(node.target, value, node)
             case ast.Return():
                 self.returned.append(None if node.value is None else self._value_of(node.value))
@@ -284,6 +288,7 @@ class FunctionReading:
                 self._assign(target.value, value, node)
             case ast.Subscript():
                 base = self._value_of(target.value)
+                self._overwrite(base, node)
                 if isinstance(base, (list, dict)) and isinstance(key := self._value_of(target.slice), (int, str)):
                     if isinstance(base, dict) or -len(base) <= int(key) < len(base):
                         base[key] = value  # type: ignore[index]
@@ -295,6 +300,10 @@ class FunctionReading:
                     self.reader.escape(value, "stored")
             case ast.Attribute():
                 self.reader.escape(value, "stored", target.attr)
+                if not any(isinstance(part, ast.Call) for part in ast.walk(target)):  # which is not to be read twice
+                    before = self._value_of(target)
+                    if not (isinstance(value, Weight) and value == before):  # `w.data = w.data.to(device)` changes none
+                        self._overwrite(before, node)
 
     def _write_part(self, name: str, base: Any, target: ast.Subscript, value: Any) -> None:
         """Read `out[..., :n] = part`: what is written to a tensor part by part is put together there."""
@@ -545,6 +554,12 @@ class FunctionReading:
         if isinstance(value, Weight):
             return replace(value, changed=value.changed or place(self.context.filename, getattr(node, "lineno", 0)))
         return Unknown(axis_count([value]))
+
+    def _overwrite(self, value: Any, node: ast.AST) -> None:
+        """Record that something is written to a value, in place, if it is a layer's weight itself."""
+        if isinstance(value, Weight) and not value.changed and not value.is_copy:
+            use = self.reader.use_of(value.key)
+            use.overwritten = use.overwritten or place(self.context.filename, getattr(node, "lineno", 0))
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
@@ -859,6 +874,8 @@ class FunctionReading:
             return owner.get(args[0], Unknown()) if takes_item else Unknown()
         if isinstance(owner, (Shape, tuple)):
             return Size()
+        if name.endswith("_") and not name.endswith("__") and name not in CHANGES_NO_NUMBER:
+            self._overwrite(owner, node)
         return self._call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
 
     def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:
@@ -1016,6 +1033,8 @@ class FunctionReading:
     ) -> Any:
         """Return a weight after a function of torch: the same, cut into parts of its rows, or changed."""
         changes = {"neg", "masked_fill", "div", "true_divide", "roll", "pad", "flip", "sub", "dropout"}
+        if name == "clone":
+            return replace(weight, is_copy=True)
         if name in VIEWS or name in KEEP_FEATURES - changes:
             return weight
         if name in CUTS:

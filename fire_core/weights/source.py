@@ -81,6 +81,7 @@ class LayerUse:
         lines: from each part to the place where it is taken, `file:line`.
         spans: from each part to the same place as (file, first line, last line).
         changed: where the weight is changed before it is multiplied; "" if it is not.
+        overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
         escapes: whether the output is used where it cannot be followed.
     """
 
@@ -92,6 +93,7 @@ class LayerUse:
     lines: dict[Part, str] = field(default_factory=dict)
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
     changed: str = ""
+    overwritten: str = ""
     escapes: bool = False
 
     @property

@@ -63,6 +63,22 @@ class Gated(nn.Module):
         return self.down(F.silu(both[..., ::2]) * both[..., 1::2])
 
 
+class Parallel(nn.Module):
+    """Attention and a gated perceptron beside each other, both fed by one layer, as in PaLM."""
+
+    def __init__(self, glu: bool) -> None:
+        super().__init__()
+        self.glu, self.heights = glu, (8, 4, 4, 24)
+        self.first, self.mixed, self.gated = nn.Linear(8, 40), nn.Linear(8, 8), nn.Linear(12, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v, both = self.first(x).split(self.heights, dim=-1)
+        q = q.unflatten(-1, (2, 4)).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(q, k.unsqueeze(1), v.unsqueeze(1)).transpose(1, 2).flatten(2)
+        up, gate = both.chunk(2, -1)
+        return self.mixed(mixed) + self.gated(F.glu(both) if self.glu else F.silu(gate) * up)
+
+
 class Mixer(nn.Module):
     """torch's attention, by itself."""
 
@@ -91,6 +107,8 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], Tensor, Cuts]] = {
     ),
     "grouped queries": (lambda: GroupedQueryAttention(8), TOKENS, {"qkv_proj.weight": Fused("q 12 k 6 v 6")}),
     "gated MLP": (lambda: SwiGLU(8, fused=True), TOKENS, {"gate_up_proj.weight": Fused("gate 10 up 10")}),
+    "PaLM": (lambda: Parallel(glu=False), TOKENS, {"first.weight": Fused("0 8 1 4 2 4 3 12 4 12")}),
+    "PaLM with torch's GLU": (lambda: Parallel(glu=True), TOKENS, {"first.weight": Fused("0 8 1 4 2 4 3 12 4 12")}),
     "gate apart": (lambda: SwiGLU(8), TOKENS, {}),
     "torch's GLU": (
         lambda: nn.Sequential(nn.Linear(8, 16), nn.GLU(), nn.Linear(8, 3)), TOKENS,

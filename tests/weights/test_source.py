@@ -359,6 +359,85 @@ def test_a_layer_that_changes_its_weight_is_kept_and_named(kind: Callable[..., n
     assert [row.name for row in fire_(layer, include="weight")] == ["weight"]
 
 
+class MaxNorm(nn.Linear):
+    """As the constrained layers of networks for EEG."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.5)
+        return super().forward(x)
+
+
+class Clamped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data.clamp_(min=0)
+        return F.linear(x, self.weight, self.bias)
+
+
+class Hollow(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight[0] = 0
+        return super().forward(x)
+
+
+class Triangular(nn.Linear):
+    """Masked from its own forward pass, through a variable."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self.weight.data
+        w *= torch.ones(D, D).tril()
+        return super().forward(x)
+
+
+class OfAnother(nn.Module):
+    """The module around the layer writes to its weight, in a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(D, D)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        return self.layer.weight
+
+    def normalise(self) -> None:
+        self.layer.weight.data.copy_(F.normalize(self.layer.weight.data, dim=-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.normalise()
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("kind", [MaxNorm, Clamped, Hollow, Triangular, OfAnother])
+@pytest.mark.parametrize("options", [{}, {"example": torch.randn(3, D)}], ids=["read", "example"])
+@pytest.mark.filterwarnings("ignore")
+def test_a_weight_that_each_forward_pass_overwrites_is_kept_and_named(
+    kind: Callable[..., nn.Module], options: dict[str, Any]
+) -> None:
+    layer: Any = kind() if kind is OfAnother else kind(D, D)
+    layer(torch.randn(3, D))
+    before = layer.weight.detach().clone()
+    report = fire_(layer, **options)
+    layer(torch.randn(3, D))
+    assert torch.allclose(layer.weight.detach(), before)  # the pass has undone nothing, as nothing was done
+    assert any(re.search(r"weight is kept: .* writes to the weight \(test_source", w) for w in report.warnings)
+    assert len(fire_(layer, include="*weight").rows) == 1
+
+
+class Copied(nn.Linear):
+    """It writes to a copy, and moves its weight where the input is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = self.weight.data.to(x.dtype).contiguous()
+        self.weight.requires_grad_(True)
+        copied = self.weight.detach().clone()
+        copied.mul_(2)
+        copied[0] = 0
+        copied += 1
+        self.size = copied.norm()
+        return super().forward(x)
+
+
 class Normed(nn.Linear):
     """The input is changed, not the weight."""
 
@@ -384,7 +463,7 @@ class Dotted(nn.Linear):
         return torch.einsum("...i,oi->...o", x, self.weight) + self.bias
 
 
-@pytest.mark.parametrize("kind", [Normed, Cast, Padded, Dotted])
+@pytest.mark.parametrize("kind", [Copied, Normed, Cast, Padded, Dotted])
 def test_a_layer_that_takes_its_weight_as_it_is_stays_one_matrix(kind: Callable[..., nn.Module]) -> None:
     layer = kind() if kind is Padded else kind(D, D)
     assert resolve(layer, strict=True)[0].action == "project"
