@@ -17,7 +17,7 @@ if not __package__:  # run as a script: put the clone on the path, and analysis/
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from analysis import figures, formats, plotting, rl, style, tables
-from analysis.options import a_path, add_sources, load_or_explain
+from analysis.options import a_path, a_table, add_sources, load_or_explain
 from analysis.runs import Setting, settings
 from analysis.sources import small
 from fire_core.tools.output import keep_output, system_errors_explained
@@ -40,7 +40,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add_sources(parser)
     add("--out", type=a_path, default=Path("figures"), help="folder to write to (%(default)s)")
     add("--width", choices=("column", "page"), help="of a two-column paper (default: chosen by content)")
-    add("--export", type=a_path, metavar="NAME.csv", help="also write the runs as small results")
+    add("--export", type=a_table, metavar="NAME.csv", help="also write the runs as small results")
     return parser.parse_args(argv)
 
 

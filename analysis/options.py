@@ -26,6 +26,18 @@ def a_path(text: str) -> Path:
     return path
 
 
+def a_table(text: str) -> Path:
+    """Return the path of a table of small results, as which `--runs` recognises it by its ending.
+
+    Raises:
+        argparse.ArgumentTypeError: see `a_path`; or the name has another ending.
+    """
+    path = a_path(text)
+    if path.suffix != ".csv":
+        raise argparse.ArgumentTypeError(f"{text} must end in .csv, by which --runs knows it again")
+    return path
+
+
 def a_source(text: str) -> str:
     """Return the text of a source: a path with `~` as the home folder, or a name on the wandb service.
 

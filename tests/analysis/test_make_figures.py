@@ -41,6 +41,7 @@ def test_no_runs_is_one_line_and_an_error(tmp_path, capsys, runs):
     [
         ("make_figures", "--out /dev/null/x", "make_figures: cannot write to --out /dev/null/x: Not a directory"),
         ("make_figures", "--export /dev/null/x.csv", "error: cannot read or write /dev/null"),
+        ("make_figures", "--export results", "make_figures.py: error: argument --export: results must end in .csv"),
         (
             "make_figures",
             "--out $HOME/figures",
