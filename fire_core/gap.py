@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fire_core.ranges import Count, at_least, checked
 from fire_core.weights.read import detach_histories
@@ -172,7 +173,14 @@ def _deep_copy(model: nn.Module) -> nn.Module:
 
 
 def _signature(network: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
-    """Return the shape, dtype and trainability of each parameter and buffer, by name."""
+    """Return the shape, dtype and trainability of each parameter and buffer, by name.
+
+    Raises:
+        ValueError: a lazy layer has no shape yet.
+    """
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape yet: run the lazy network once on a batch, in fresh too")
     signature = {name: (p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()}
     return signature | {name: (buffer.shape, buffer.dtype, False) for name, buffer in network.named_buffers()}
 

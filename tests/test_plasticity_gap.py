@@ -113,6 +113,7 @@ one = Weight(1.0)
     ("changed", "says"),
     [
         ({"fresh": network}, "of another shape: 0.bias"),
+        ({"fresh": lambda: nn.LazyLinear(2)}, "weight has no shape yet: run the lazy network once"),
         ({"fresh": lambda: one}, "the aged network's own weights"),
         ({"fresh": lambda: Weight(1.0)}, "the aged network's own weights"),
         ({"fresh": lambda: Weight(2.0)}, "the same weights twice"),

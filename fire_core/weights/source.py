@@ -20,6 +20,7 @@ expressions of one function, and `tensor_functions.py` the names of torch's func
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,6 +148,7 @@ class SourceReader:
             if weight is not None:
                 self.rows[id(weight)] = output_count(layer)
         self._norms: set[int] = set()  # `id`s of modules
+        self._hooked: set[nn.Module] = set()  # modules whose hooks were read
         self._entered: set[nn.Module] = set()
         self._nodes = 0
         self._depth = 0
@@ -327,6 +329,7 @@ class SourceReader:
         """Return what a module returns for these arguments, and record that and what it was given."""
         arguments = [value for value in (*args, *kwargs.values()) if is_tensor(value)]
         self.inputs.update(map(self.number, arguments))
+        self._read_hooks(module)
         result = self._result_of(module, args, kwargs, node)
         self.results.setdefault(module, []).extend(flows_in(result))
         return result
@@ -360,6 +363,27 @@ class SourceReader:
         context = Context(file_of(function), owner, module)
         result = self.call_function(source, outer_names(function), [module, *args], kwargs, context)
         return with_notes(result, notes)
+
+    def _read_hooks(self, module: nn.Module) -> None:
+        """Record to which weights the hooks before and after a module's forward pass write, and nothing else."""
+        if module in self._hooked:
+            return
+        self._hooked.add(module)
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            bound = [hook.__self__] if inspect.ismethod(hook) else []
+            function: Any = hook.__func__ if inspect.ismethod(hook) else hook
+            source = None if is_torchs(function) else source_of(function)
+            if source is None:
+                continue
+            uses, self.uses = self.uses, {}  # what a hook computes is no part of the forward pass
+            given = [*bound, module, *[Unknown()] * 3][: len(source.args.posonlyargs) + len(source.args.args)]
+            try:
+                self.call_function(source, outer_names(function), given, {}, Context(file_of(function), None, module))
+            finally:
+                of_hook, self.uses = self.uses, uses
+            for key, use in of_hook.items():
+                if use.overwritten:
+                    self.use_of(key).overwritten = use.overwritten
 
     def _from_outside(self, value: Any) -> Any:
         """Return what a module with layers of its own sees of a value that other layers made."""

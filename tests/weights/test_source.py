@@ -424,6 +424,40 @@ def test_a_weight_that_each_forward_pass_overwrites_is_kept_and_named(
     assert len(fire_(layer, include="*weight").rows) == 1
 
 
+def limit(module: Any, inputs: Any) -> None:
+    """A hook before the forward pass, which keeps the rows short."""
+    with torch.no_grad():
+        module.weight.div_(module.weight.norm(dim=1, keepdim=True).clamp(min=1))
+
+
+class Keeper:
+    """Its method is a hook after the forward pass."""
+
+    def clip(self, module: Any, inputs: Any, output: Any) -> None:
+        module.weight.data.clamp_(-0.1, 0.1)
+
+
+def watch(module: Any, inputs: Any, output: Any) -> None:
+    """A hook that looks only."""
+    module.product = F.linear(inputs[0], torch.exp(module.weight))
+
+
+@pytest.mark.parametrize(("kind", "is_kept"), [("limit", True), ("clip", True), ("lambda", True), ("watch", False)])
+@pytest.mark.filterwarnings("ignore")
+def test_a_weight_that_a_hook_of_its_layer_overwrites_is_kept(kind: str, is_kept: bool) -> None:
+    layer = nn.Linear(D, D)
+    if kind == "limit":
+        layer.register_forward_pre_hook(limit)
+    elif kind == "lambda":
+        layer.register_forward_pre_hook(lambda module, _: module.weight.data.mul_(0.5))
+    else:
+        layer.register_forward_hook(Keeper().clip if kind == "clip" else watch)
+    report = fire_(nn.Sequential(layer, nn.ReLU(), nn.Linear(D, 2)))
+    assert ("0.weight" in report.kept) is is_kept
+    if is_kept:
+        assert re.search(r"writes to the weight \(test_source\.py:\d+\)", report.kept["0.weight"].reason)
+
+
 class Copied(nn.Linear):
     """It writes to a copy, and moves its weight where the input is."""
 
