@@ -197,6 +197,8 @@ class _Watch(TorchFunctionMode):
         for key in {key for masks in reached for key in masks}:
             masks = [masks[key] for masks in reached if key in masks]
             if len(masks) > 1:
+                if name == "scaled_dot_product_attention":  # each side keeps its place: q may come from another weight
+                    masks = [side.get(key, torch.zeros_like(masks[0])) for side in reached]
                 self.seen[key].append((name, masks))
             elif all(masks[0].movedim(dim, 0).flatten(1).any(1).all() for dim in (0, 1)):
                 self.together.add(key)

@@ -79,6 +79,18 @@ class Parallel(nn.Module):
         return self.mixed(mixed) + self.gated(F.glu(both) if self.glu else F.silu(gate) * up)
 
 
+class KeysBesideValues(nn.Module):
+    """Queries of their own layer; keys and values in one, in the given order."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.order, self.first, self.second, self.out = order, nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = dict(zip(self.order, self.second(x).chunk(2, -1), strict=True))
+        return self.out(F.scaled_dot_product_attention(self.first(x), parts["k"], parts["v"]))
+
+
 class Mixer(nn.Module):
     """torch's attention, by itself."""
 
@@ -198,6 +210,20 @@ def test_an_example_tells_the_cuts(example):
     assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
     assert not model.attn.qkv._forward_pre_hooks
     assert model.training
+
+
+@pytest.mark.parametrize("order", ["kv", "vk"])
+@pytest.mark.parametrize("options", [{}, {"example": TOKENS}], ids=["alone", "example"])
+def test_keys_and_values_in_one_layer_are_told_apart(order: str, options: dict[str, Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(KeysBesideValues(order))
+    heights = {name: entry.rows for name, entry in by_label(model, **options).items() if entry.block}
+    assert heights == {f"0.second.weight[{name}]": (8 * i, 8 * i + 8) for i, name in enumerate(order)} | {
+        f"0.second.bias[{name}]": (8 * i, 8 * i + 8) for i, name in enumerate(order)
+    }
+    changed = {row.name for row in fire_(model, layout="qk", **options)}  # type: ignore[arg-type]
+    assert "0.second.weight[k]" in changed
+    assert "0.second.weight[v]" not in changed
 
 
 def test_an_example_has_to_fit():
