@@ -1182,7 +1182,8 @@ class FunctionReading:
             index = args[1] if len(args) > 1 else kwargs.get("index")
             return self._select_at(flow, axis, index, span_of(node, self.context), node)
         if name == "index_select":
-            return flow
+            index = args[1] if len(args) > 1 else kwargs.get("index")
+            return self.reader.take_part(flow, axis, ("index", self.reader.number(index)), "slice", node, self.context)
         which = tuple(str(plain_or_type(value)) for value in args[1:] or kwargs.values())
         return self.reader.take_part(flow, axis, which, "slice", node, self.context)
 

@@ -294,6 +294,30 @@ def test_what_is_cut_nowhere_is_one_matrix(body: Callable[..., Tensor], name: st
         assert entries[f"{name}.weight"].action == "project", body.__name__
 
 
+class Indexed(nn.Module):
+    """Rows that are taken by a list of their places: two lists for two operations, or the same one twice."""
+
+    def __init__(self, same: bool) -> None:
+        super().__init__()
+        self.layer, self.out, self.same = nn.Linear(D, 2 * D), nn.Linear(D, D), same
+
+    def forward(self, x: Tensor, mode: str) -> Tensor:
+        y = self.layer(x)
+        if self.same:
+            chosen = y.index_select(-1, torch.arange(D))
+            return self.out(chosen * torch.sigmoid(chosen))
+        value = y.index_select(-1, torch.arange(0, 2 * D, 2))
+        gate = torch.index_select(y, dim=-1, index=torch.arange(1, 2 * D, 2))
+        return self.out(value * torch.sigmoid(gate))
+
+
+@pytest.mark.parametrize(("same", "parts"), [(False, [(0, 1), (1, 2)]), (True, [None])])
+def test_rows_that_are_taken_by_lists_of_places(same: bool, parts: list[Any]) -> None:
+    entries = [entry for entry in resolve(nn.ModuleList([Indexed(same)])) if entry.name == "0.layer.weight"]
+    assert [entry.rows for entry in entries] == parts
+    assert {entry.repeats for entry in entries} == {1 if same else D}
+
+
 # ------------------------------------------------------------------------------------ layers of a class of one's own
 
 
