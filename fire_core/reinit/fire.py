@@ -76,6 +76,8 @@ def fire_(
     - a matrix that is zero has no nearest isometry and stays zero; `solver="exact"` fills it from `init`.
     - buffers are kept. The running statistics of batch norm are then those of the old weights: estimate them anew
       before the model is evaluated (docs/in_your_loop.md).
+    - gradients in `.grad` are kept. Where they accumulate over several batches, act right after the optimizer's step,
+      since those of the batches before the act belong to the old weights.
 
     Every weight that no rule selects is in `report.kept` with its reason. A selected one that stays because it is zero
     or below `min_norm` has a row with the action "skip".
