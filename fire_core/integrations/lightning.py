@@ -7,7 +7,7 @@ Needs, in a clone, `pip install -e ".[lightning]"`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,10 +20,10 @@ from fire_core.triggers.trigger import Trigger
 class FireCallback(Callback):
     """Asks the trigger after each optimizer step (`trainer.global_step`), and acts where it fires, on all ranks.
 
-    `Plateau("loss")` follows what `training_step` returns. Other names are those of `self.log`; each is read once after
-    it has been logged, at the end of a validation or of a training epoch. The averaged models of `WeightAveraging`
-    (EMA) and `StochasticWeightAveraging` are found and get the changed weights too. State goes into Lightning's
-    checkpoints, numbers to its loggers.
+    `Plateau("loss")` follows what `training_step` returns. Other names, and `loss` if it returns none, are those of
+    `self.log`: what a validation logs is read at its end, all else at the end of a training epoch. The averaged models
+    of `WeightAveraging` (EMA) and `StochasticWeightAveraging` are found and get the changed weights too. State goes
+    into Lightning's checkpoints, numbers to its loggers.
 
     The method acts at the end of the batch that made the step, so before the validation of an epoch that ends there.
     `global_step` counts the steps of every optimizer: with manual optimization of two, `At(50)` is the 25th batch. To
@@ -37,20 +37,24 @@ class FireCallback(Callback):
 
     def __init__(self, trigger: Trigger, **options: Any) -> None:
         self.intervention = Intervention(trigger, **options)
-        self._received_metrics = {"loss"}  # names of which there was a value
+        self._received_metrics: set[str] = set()  # names of which there was a value
+        self._validation_metrics: set[str] = set()  # names that a validation has logged
+        self._before_validation: dict[str, Tensor] = {}  # the trainer's metrics before the present validation
+        self._validated = False  # whether a validation has ended
+        self._trained = False  # whether a batch was trained on
+        self._returns_loss = False  # whether `training_step` returns a loss
         self._step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check everything, and find the averaged models."""
         self._loggers = trainer.loggers
         averaged = [getattr(callback, "_average_model", None) for callback in trainer.callbacks]
-        total = trainer.estimated_stepping_batches
         self.intervention.begin(
             {"model": pl_module},
             trainer.optimizers,
             {"model": [model for model in averaged if isinstance(model, nn.Module)]},
-            metrics={"loss", *self.intervention.trigger.needs()},  # other names are checked when an epoch has ended
-            total_steps=int(total) if total < float("inf") else None,
+            metrics={"loss", *self.intervention.trigger.needs()},  # names are checked when an epoch has ended
+            total_steps=_total_steps(trainer, pl_module),
             log=self._write,
         )
         self._step = trainer.global_step
@@ -59,28 +63,43 @@ class FireCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Ask the trigger, if the batch made an optimizer step."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        metrics = {"loss": loss} if isinstance(loss, Tensor) else {}
+        self._trained = True
+        self._returns_loss |= bool(metrics)
+        self._received_metrics |= metrics.keys()
         if trainer.global_step == self._step:
             return  # gradients are being accumulated
         self._step = trainer.global_step
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        self.intervention.ask(self._step, **({"loss": loss} if isinstance(loss, Tensor) else {}))
+        self.intervention.ask(self._step, **metrics)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the metrics of training, which the trainer goes on to show beside those of the validation."""
+        self._before_validation = dict(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Pass the metrics that the trigger follows on to it."""
-        if not trainer.sanity_checking:
-            self._observe(trainer, self.intervention.trigger.needs() - {"loss"})
+        """Pass the metrics that the trigger follows and this validation has logged on to it."""
+        if trainer.sanity_checking:
+            return
+        metrics, before = trainer.callback_metrics, self._before_validation
+        logged = {name for name, value in metrics.items() if value is not before.get(name)}
+        self._validated = True
+        self._validation_metrics |= logged
+        self._observe(trainer, logged)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Pass on the metrics that no validation has logged; raise a ValueError for one that nothing has logged."""
-        needs = self.intervention.trigger.needs()
-        self._observe(trainer, needs - self._received_metrics)
-        if missing := needs - self._received_metrics:
-            given = ", ".join(["loss", *map(str, trainer.callback_metrics)])
+        """Pass on the metrics that no validation logs; raise a ValueError for one that nothing has logged."""
+        self._observe(trainer, trainer.callback_metrics.keys() - self._validation_metrics)
+        missing = self.intervention.trigger.needs() - self._received_metrics
+        # A run that is resumed at an epoch's end has trained no batch yet, and a first validation may come later.
+        if missing and self._trained and (self._validated or not trainer.enable_validation):
+            given = ", ".join(map(str, dict.fromkeys([*self._received_metrics, *trainer.callback_metrics]))) or "none"
             raise ValueError(f"Plateau: there is no metric {missing.pop()!r}; metrics of this run: {given}")
 
-    def _observe(self, trainer: Trainer, names: set[str]) -> None:
-        """Give the trigger the last values of these metrics, as far as the trainer has them."""
-        metrics = {name: trainer.callback_metrics[name] for name in names & trainer.callback_metrics.keys()}
+    def _observe(self, trainer: Trainer, names: Set[str]) -> None:
+        """Give the trigger the last values of those of these metrics that it follows."""
+        followed = self.intervention.trigger.needs() - ({"loss"} if self._returns_loss else set())
+        metrics = {name: trainer.callback_metrics[name] for name in names & followed}
         self.intervention.observe(**metrics)
         self._received_metrics |= metrics.keys()
 
@@ -97,3 +116,12 @@ class FireCallback(Callback):
         """Restore the state from Lightning's checkpoint."""
         self.intervention.load_state_dict(state_dict)
         self._received_metrics |= self.intervention.observed.keys()
+
+
+def _total_steps(trainer: Trainer, pl_module: LightningModule) -> int | None:
+    """Return the steps of the run, as `global_step` counts them; None if they are not known before it.
+
+    The trainer estimates batches. With manual optimization a batch may make several steps, or none.
+    """
+    steps = trainer.estimated_stepping_batches if pl_module.automatic_optimization else trainer.max_steps
+    return int(steps) if 0 <= steps < float("inf") else None  # -1: `max_steps` is not set

@@ -109,3 +109,86 @@ def test_plateau_of_a_metric_of_the_validation(tmp_path):
     trainer(tmp_path, callback, logger=False, limit_val_batches=1, max_epochs=5).fit(model, loader(), loader())
     assert callback.intervention.firings == 1, "taken once an epoch: seen first at step 11, then without gain at 21, 31"
     assert callback.intervention.trigger.begin == 31
+
+
+class Read(Plateau):
+    """Notes the values of its metric, each with the step at which it gets it."""
+
+    def look(self, last, step, net, metrics):
+        if metrics.get(self.metric) is not None:
+            self.read = [*getattr(self, "read", []), (step, float(metrics[self.metric]))]
+        return super().look(last, step, net, metrics)
+
+
+class Logs(Digits):
+    """Logs the number of the epoch, in training and in validation, ten batches each epoch."""
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        self.log("epoch_trained", float(self.current_epoch), on_step=False, on_epoch=True)
+        return super().training_step(batch, index)
+
+    def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
+        self.log("epoch_tested", float(self.current_epoch))
+
+
+@pytest.mark.parametrize(
+    ("metric", "options", "read"),
+    [
+        ("epoch_trained", {"limit_val_batches": 0}, [(11, 0), (21, 1), (31, 2)]),
+        ("epoch_trained", {"limit_val_batches": 1}, [(11, 0), (21, 1), (31, 2)]),
+        ("epoch_tested", {"limit_val_batches": 1}, [(11, 0), (21, 1), (31, 2)]),
+        ("epoch_tested", {"limit_val_batches": 1, "check_val_every_n_epoch": 2}, [(21, 1)]),
+        ("epoch_tested", {"limit_val_batches": 1, "val_check_interval": 5}, [(6, 0), (11, 0), (16, 1), (21, 1)]),
+    ],
+)
+def test_each_logged_metric_is_read_once_after_it_was_logged(tmp_path, metric, options, read):
+    trigger = Read(metric, every=1, patience=9)
+    trainer(tmp_path, FireCallback(trigger), logger=False, max_epochs=4, **options).fit(Logs(), loader(), loader())
+    assert trigger.read[: len(read)] == read
+
+
+class TwoOptimizers(Digits):
+    """Manual optimization of two networks: two steps a batch, and a loss that is logged or not, but not returned."""
+
+    def __init__(self, logs: bool) -> None:
+        super().__init__()
+        self.other, self.logs, self.automatic_optimization = network(), logs, False
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> None:
+        x, y = batch
+        for net, optimizer in zip((self.net, self.other), self.optimizers(), strict=True):
+            loss = F.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        if self.logs:
+            self.log("loss", loss)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [torch.optim.AdamW(self.net.parameters()), torch.optim.SGD(self.other.parameters(), lr=0.1)]
+
+
+def test_manual_optimization_of_two_networks_counts_all_steps(tmp_path):
+    fire = FireCallback(Every(20))
+    run = trainer(tmp_path, fire, logger=False)
+    run.fit(TwoOptimizers(logs=False), loader())
+    assert run.global_step == 60, "twenty in each epoch of ten batches"
+    assert [firing.step for firing in fire.intervention.fired] == [20, 40, 60]
+
+
+def test_a_loss_that_is_not_returned_is_the_logged_one_or_an_error(tmp_path):
+    trigger = Read("loss", every=1, patience=9)
+    trainer(tmp_path, FireCallback(trigger), logger=False).fit(TwoOptimizers(logs=True), loader())
+    assert [step for step, _ in trigger.read] == [22, 42], "two steps a batch, after epochs of twenty"
+    with pytest.raises(ValueError, match="no metric 'loss'; metrics of this run: none"):
+        trainer(tmp_path, FireCallback(Plateau("loss")), logger=False).fit(TwoOptimizers(logs=False), loader())
+
+
+def test_data_without_a_length(tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(list(loader().dataset))
+
+    fire = FireCallback(At(5))
+    trainer(tmp_path, fire, logger=False).fit(Digits(), torch.utils.data.DataLoader(Stream(), batch_size=64))
+    assert [firing.step for firing in fire.intervention.fired] == [5]
