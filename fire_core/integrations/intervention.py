@@ -358,6 +358,7 @@ class Intervention:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned; if it had another trigger, only the last step that was asked about."""
+        self.changed = []  # a run may go back to before its last action, with the weights of that time
         if state["kind"] == str(self.trigger):
             self.trigger.load_state_dict(state["trigger"])
         else:

@@ -11,7 +11,7 @@ import fnmatch
 from functools import reduce
 from typing import Any
 
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 from stable_baselines3.common.utils import safe_mean
 
 from fire_core.integrations.copies import named_weights
@@ -23,7 +23,7 @@ from fire_core.triggers.trigger import Trigger
 # undo; log_std is a layer in SAC, and a parameter elsewhere.
 KEEP = ("*action_net*", "*log_std*")
 EPISODES = {"rollout/ep_rew_mean": "r", "rollout/ep_len_mean": "l"}  # metric -> key in an episode's info
-ATTRIBUTE = "fire_state"  # attribute of the model that holds the state, so that model.save() saves it
+ATTRIBUTE = "fire_state"  # attribute of the model that holds the state, so that model.save() saves it; see _attribute
 
 
 class FireCallback(BaseCallback):
@@ -65,13 +65,19 @@ class FireCallback(BaseCallback):
         train_metrics = {name for name in self.intervention.trigger.needs() if name.startswith("train/")}
         total = self.locals["total_timesteps"]
         self.intervention.begin(modules, optimizers, copies, [*EPISODES, *train_metrics], total, self._write)
-        saved = getattr(self.model, ATTRIBUTE, None)
+        attribute = self._attribute()
+        saved = getattr(self.model, attribute, None)
         if isinstance(saved, dict) and self.model.num_timesteps:
             self.intervention.load_state_dict(saved)
         if self.intervention.trigger.last is None:
             # The trigger is only asked between rollouts: what is due within the first one counts at its end.
             self.intervention.trigger.last = self.model.num_timesteps
-        setattr(self.model, ATTRIBUTE, PickledState(self.intervention))
+        setattr(self.model, attribute, PickledState(self.intervention))
+
+    def _attribute(self) -> str:
+        """Return the model's attribute for this callback's state: fire_state, fire_state_2, ... in their order."""
+        place = next((i for i, each in enumerate(_fire_callbacks(self.locals["callback"])) if each is self), 0)
+        return ATTRIBUTE if place == 0 else f"{ATTRIBUTE}_{place + 1}"
 
     def _on_rollout_start(self) -> None:
         """Ask the trigger with the means over the last episodes and with what the logger holds of training."""
@@ -91,6 +97,13 @@ class FireCallback(BaseCallback):
     def _on_step(self) -> bool:
         """Return true, so that the rollout goes on; the base class demands the method."""
         return True
+
+
+def _fire_callbacks(callback: BaseCallback) -> list[FireCallback]:
+    """Return the callbacks of this kind in the callback of a run, which may be a list of others."""
+    if isinstance(callback, CallbackList):
+        return [each for part in callback.callbacks for each in _fire_callbacks(part)]
+    return [callback] if isinstance(callback, FireCallback) else []
 
 
 class PickledState:

@@ -7,7 +7,9 @@ Needs torch alone (2.9 or later).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,15 +20,18 @@ from fire_core.triggers.trigger import Trigger
 from fire_core.weights.optimizers import optimizers_of, with_inner
 
 KEY = "fire_hook"  # key of the hook's state in the optimizer's state_dict
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")  # attributes of torch's optimizers
+STATE_HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks")
 
 
 class FireHook:
     """Asks the trigger after each step of an optimizer, and acts where it fires.
 
     Its state goes into the optimizer's `state_dict()` and comes back with `load_state_dict`, so whatever saves the
-    optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again. Torch's
-    distributed checkpoints (`get_optimizer_state_dict`; accelerate under FSDP) drop it: save `hook.state_dict()` beside
-    them, and load it after the optimizer's state.
+    optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again. Several hooks
+    of one optimizer must be made in the same order when a run is resumed. Torch's distributed checkpoints
+    (`get_optimizer_state_dict`; accelerate under FSDP) drop it: save `hook.state_dict()` beside them, and load it after
+    the optimizer's state.
 
     Args:
         optimizer: one or several optimizers. The steps of the first one count; the state of the changed weights is
@@ -56,11 +61,14 @@ class FireHook:
         self.intervention = Intervention(trigger, **options)
         self.intervention.begin({"model": model}, optimizers, total_steps=total_steps, log=log)
         self.step = 0
-        hooked = hooked_part(optimizers[0])
+        stateful = _part_with(optimizers[0], STATE_HOOKS)
+        owners = [getattr(call, "__self__", None) for call in stateful._optimizer_state_dict_post_hooks.values()]
+        keys_taken = {hook.key for hook in owners if isinstance(hook, FireHook)}
+        self.key: str = next(key for key in _keys() if key not in keys_taken)
         self._removals = [
-            after_each_step(optimizers[0], self._after_step),
-            hooked.register_state_dict_post_hook(lambda _, state: {**state, KEY: self.state_dict()}).remove,
-            hooked.register_load_state_dict_pre_hook(self._load).remove,
+            AfterSteps(optimizers[0], self._after_step).remove,
+            stateful.register_state_dict_post_hook(self._save).remove,
+            stateful.register_load_state_dict_pre_hook(self._load).remove,
         ]
 
     def observe(self, **metrics: Tensor | float | None) -> None:
@@ -72,10 +80,14 @@ class FireHook:
         self.step += 1
         self.intervention.ask(self.step)
 
+    def _save(self, _: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of the optimizer with the state of the hook."""
+        return {**state, self.key: self.state_dict()}
+
     def _load(self, _: Optimizer, state: dict[str, Any]) -> None:
         """Restore the state of the hook from the state of its optimizer that is about to be loaded, if it holds one."""
-        if KEY in state:
-            self.load_state_dict(state[KEY])
+        if self.key in state:
+            self.load_state_dict(state[self.key])
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs besides the model's weights: numbers, strings and tensors."""
@@ -92,44 +104,103 @@ class FireHook:
             remove()
 
 
-def hooked_part(optimizer: Optimizer) -> Optimizer:
-    """Return the optimizer whose step runs torch's hooks: this one, or one inside a wrapper (accelerate, Lookahead).
+def _keys() -> Iterator[str]:
+    """Yield the keys of the states of an optimizer's hooks: fire_hook, fire_hook_2, ..."""
+    yield KEY
+    for number in itertools.count(2):
+        yield f"{KEY}_{number}"
+
+
+def _has_step_hooks(part: Optimizer) -> bool:
+    """Return whether the step of an optimizer runs torch's hooks. Wrappers often do not call torch's constructor."""
+    return getattr(type(part).step, "hooked", False) and all(hasattr(part, name) for name in STEP_HOOKS)
+
+
+def _part_with(optimizer: Optimizer, attributes: Sequence[str]) -> Optimizer:
+    """Return the optimizer, or the first inside a wrapper (accelerate, Lookahead), that has torch's hooks.
+
+    Args:
+        optimizer: the optimizer.
+        attributes: names of the attributes that hold the hooks.
 
     Raises:
         TypeError: there is none.
     """
     for part in with_inner(optimizer):
-        if getattr(type(part).step, "hooked", False) and hasattr(part, "_optimizer_step_post_hooks"):
+        if _has_step_hooks(part) and all(hasattr(part, name) for name in attributes):
             return part
     raise TypeError(f"{type(optimizer).__name__} has no step hooks: it is no torch.optim.Optimizer")
 
 
-def after_each_step(optimizer: Optimizer, call: Callable[[], None]) -> Callable[[], None]:
-    """Call `call` after each step of an optimizer.
+class AfterSteps:
+    """Calls a function after each step of an optimizer, until `remove`.
 
     A wrapper's step may do nothing (accelerate, while gradients add up), or go on after the inner one (Lookahead mixes
-    its slow weights in). There `call` is called at the end of the wrapper's step, if the inner optimizer has stepped.
+    its slow weights in). There the function is called at the end of the wrapper's step, if the inner optimizer has
+    stepped. An inner optimizer that steps outside of the wrapper's step (in `second_step` of SAM) ends a step as well.
 
-    Returns:
-        A function that ends this.
+    Args:
+        optimizer: the optimizer.
+        call: the function.
     """
-    inner = hooked_part(optimizer)
-    if inner is optimizer:
-        return inner.register_step_post_hook(lambda *_: call()).remove
-    inner_steps: list[bool] = []  # one entry for each step of the inner optimizer within the wrapper's step
-    handle = inner.register_step_post_hook(lambda *_: inner_steps.append(True))
-    original_step = optimizer.step
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        result = original_step(*args, **kwargs)
-        if inner_steps:
-            inner_steps.clear()
-            call()
-        return result
+    def __init__(self, optimizer: Optimizer, call: Callable[[], None]) -> None:
+        self._call = call
+        self._is_within = False  # whether the wrapper's step runs
+        self._inner_stepped = False  # whether the inner optimizer has stepped within it
+        self._removals: list[Callable[[], None]] = []
+        if _part_with(optimizer, ()) is optimizer:
+            begin, end = optimizer.register_step_pre_hook(self._begin), optimizer.register_step_post_hook(self._end)
+            self._removals += [begin.remove, end.remove]
+        else:
+            self._removals.append(self._wrap(optimizer))
+        inner = next((part for part in with_inner(optimizer) if part is not optimizer and _has_step_hooks(part)), None)
+        if inner is not None:
+            self._removals.append(inner.register_step_post_hook(self._after_inner).remove)
 
-    def remove() -> None:
-        handle.remove()
-        optimizer.step = original_step  # type: ignore[method-assign]
+    def remove(self) -> None:
+        """Call the function no more."""
+        for remove in self._removals:
+            remove()
 
-    optimizer.step = step  # type: ignore[method-assign]
-    return remove
+    def _begin(self, *_: Any) -> None:
+        """Note that the step of an optimizer with hooks begins."""
+        self._is_within = True
+
+    def _end(self, *_: Any) -> None:
+        """Call the function after the step of an optimizer with hooks."""
+        self._is_within = False
+        self._call()
+
+    def _after_inner(self, *_: Any) -> None:
+        """Note a step of the inner optimizer within the wrapper's step; call the function after one outside of it."""
+        if self._is_within:
+            self._inner_stepped = True
+        else:
+            self._call()
+
+    def _wrap(self, optimizer: Optimizer) -> Callable[[], None]:
+        """Put the call into the step of a wrapper without hooks, and return a function that undoes it."""
+        original_step, is_active = optimizer.step, [True]
+
+        def step(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._is_within, self._inner_stepped = True, False
+            try:
+                result = original_step(*args, **kwargs)
+            finally:
+                self._is_within = False
+            if self._inner_stepped and is_active[0]:
+                self._call()
+            return result
+
+        # Schedulers wrap a step as well. They need a method, and mark the step that they have wrapped.
+        vars(step).update(getattr(original_step, "__dict__", {}))
+        wrapped = types.MethodType(step, optimizer)
+        optimizer.step = wrapped  # type: ignore[method-assign]
+
+        def unwrap() -> None:
+            is_active[0] = False
+            if vars(optimizer).get("step") is wrapped:  # else a scheduler has wrapped this step
+                optimizer.step = original_step  # type: ignore[method-assign]
+
+        return unwrap

@@ -20,7 +20,6 @@ from fire_core.integrations.intervention import Intervention
 from fire_core.triggers.trigger import Trigger
 
 LOGGED = {"loss", "grad_norm", "learning_rate", "epoch"}  # names in each of the Trainer's log lines
-NAME = "FireCallback"  # under which the Trainer stores the callback's state
 
 
 class FireCallback(TrainerCallback, ExportableState):
@@ -70,9 +69,26 @@ class FireCallback(TrainerCallback, ExportableState):
             total_steps=state.max_steps,
             log=self._keep_numbers,
         )
-        saved = state.stateful_callbacks.get(NAME)
+        saved = self._saved_state(trainer, state)
         if state.global_step and saved:
             self.intervention.load_state_dict(json.loads(saved["attributes"]["saved"]))
+
+    def _saved_state(self, trainer: Trainer, state: TrainerState) -> dict[str, Any] | None:
+        """Return what `state` of this callback returned for the checkpoint that is resumed; None if it has nothing.
+
+        The Trainer stores states by the name of the class: one state, or a list if there are several callbacks of this
+        name. At each checkpoint it writes over the one state, and adds to the list. If there is nothing to write over,
+        as in a checkpoint from before there was such a callback, it fails: there this gives it something.
+        """
+        name = type(self).__name__
+        alike = [callback for callback in trainer.callback_handler.callbacks if type(callback).__name__ == name]
+        stored = state.stateful_callbacks.get(name)
+        if stored is None or (len(alike) > 1 and not isinstance(stored, list)):
+            present = [callback.state() for callback in alike]
+            state.stateful_callbacks[name] = present if len(alike) > 1 else present[0]
+        states = [stored] if not isinstance(stored, list) else stored[-len(alike) :]
+        place = alike.index(self)
+        return states[place] if place < len(states) else None
 
     def on_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -96,7 +112,9 @@ class FireCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         """Give the trigger the numbers that the Trainer logs."""
-        self.intervention.observe(**{name: value for name, value in (logs or {}).items() if isinstance(value, float)})
+        self.intervention.observe(
+            **{name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
+        )
 
     def state(self) -> dict[str, Any]:
         """Return the state for `trainer_state.json`: numbers and strings."""

@@ -34,7 +34,7 @@ class Plateau(Trigger):
         cooldown: steps after an action that do not count.
 
     Raises:
-        ValueError: a number is out of range, or the mode is unknown.
+        ValueError: a number is out of range, or the mode is unknown; later, a value of the metric is no single number.
     """
 
     name = "plateau"
@@ -102,6 +102,10 @@ class Plateau(Trigger):
     def _add(self, value: Tensor | float) -> None:
         """Add a value to the present window."""
         if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ValueError(
+                    f"Plateau: {self.metric} is a tensor of shape {tuple(value.shape)}: give one number, as its mean"
+                )
             value = value.detach().float().reshape(())
             if isinstance(self.sum, Tensor):
                 self.sum.add_(value)

@@ -117,3 +117,16 @@ def test_triggers_that_are_due_between_rollouts(trigger):
     callback = FireCallback(trigger)
     make("ppo").learn(250, callback=callback)
     assert callback.intervention.firings == 1
+
+
+def test_several_callbacks_resume_each_with_its_own_state(tmp_path):
+    def run(model, steps: int) -> list[list[int]]:
+        made = [FireCallback(Every(50)), FireCallback(At([60, 130]))]
+        model.learn(steps, callback=made, reset_num_timesteps=False)
+        return [[firing.step for firing in callback.intervention.fired] for callback in made]
+
+    model = make("dqn")
+    assert run(model, 110) == [[50, 100], [60]]
+    model.save(tmp_path / "model.zip")
+    again = type(model).load(tmp_path / "model.zip", env=model.get_env(), device="cpu")
+    assert run(again, 100) == [[50, 100, 150, 200], [60, 130]]

@@ -1,14 +1,15 @@
 """FireHook in plain loops, in accelerate, with timm's averaged models, and what every integration shares."""
 
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fire_core import FireWarning
+from fire_core import FireWarning, fire_
 from fire_core.integrations.torch import FireHook
 from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.dash import Dash
@@ -225,3 +226,104 @@ def test_a_compiled_model_needs_a_probe():
 @pytest.mark.filterwarnings(f"ignore::{FireWarning.__module__}.{FireWarning.__name__}")
 def test_two_ranks_agree(tmp_path, zygote):
     start_ranks(zygote, "tests.integrations.ranks", 2, tmp_path)
+
+
+def test_a_run_that_goes_back_to_before_an_action_acts_again():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    hook = FireHook(optimizer, model, At(5))
+    train(model, optimizer, 3)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, 5, first=4)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(model, optimizer, 7, first=4)
+    assert [firing.step for firing in hook.intervention.fired] == [5]
+    assert hook.step == 7
+
+
+def test_several_hooks_of_one_optimizer_keep_a_state_each():
+    def begin() -> tuple[nn.Module, torch.optim.Optimizer, list[FireHook]]:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        return model, optimizer, [FireHook(optimizer, model, trigger) for trigger in (Every(2), Every(3), At(4))]
+
+    model, optimizer, hooks = begin()
+    train(model, optimizer, 7)
+    saved = [hook.state_dict() for hook in hooks]
+    again, new_optimizer, new_hooks = begin()
+    again.load_state_dict(model.state_dict())
+    new_optimizer.load_state_dict(optimizer.state_dict())
+    assert [hook.state_dict() for hook in new_hooks] == saved
+    assert [[firing.step for firing in hook.intervention.fired] for hook in new_hooks] == [[2, 4, 6], [3, 6], [4]]
+
+
+@pytest.mark.filterwarnings("ignore::fire_core.FireWarning")  # Lookahead's counter belongs to all parameters
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_a_scheduler_and_a_wrapper(scheduler_first):
+    """The scheduler wraps the wrapper's step, which the hook wraps too."""
+    lookahead = pytest.importorskip("timm.optim").Lookahead
+    model = network()
+    optimizer = lookahead(torch.optim.AdamW(model.parameters(), lr=1e-3), k=3)
+    makers = [
+        lambda: torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=5),
+        lambda: FireHook(optimizer, model, At(4), solver="exact"),
+    ]
+    made = [make() for make in (makers if scheduler_first else makers[::-1])]
+    scheduler, hook = made if scheduler_first else made[::-1]
+    seen = []
+    train(model, optimizer, 5, lambda step: (seen.append(all(isometric(model))), scheduler.step()))
+    assert seen == [False] * 3 + [True, False]
+    hook.remove()
+    train(model, optimizer, 3, lambda step: scheduler.step())
+    assert hook.step == 5
+    assert scheduler.last_epoch == 8
+
+
+@pytest.mark.parametrize("in_two_steps", [True, False])
+def test_the_two_steps_of_sam(in_two_steps):
+    """Sharpness-aware minimisation is one `step` with a closure, or `first_step` and `second_step`."""
+    sam = pytest.importorskip("pytorch_optimizer").SAM
+
+    def run(with_hook: bool) -> list[Tensor]:
+        model, (x, y) = network(), batches()[0]
+        optimizer = sam(model.parameters(), base_optimizer=torch.optim.SGD, lr=0.1, momentum=0.9)
+        hook = FireHook(optimizer, model, At(3)) if with_hook else None
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        for step in range(1, 6):
+            closure()
+            if in_two_steps:
+                optimizer.first_step(zero_grad=True)
+                closure()
+                optimizer.second_step(zero_grad=True)
+            else:
+                optimizer.step(closure)
+            if hook is None and step == 3:
+                fire_(model, optimizer=optimizer)
+        assert hook is None or hook.step == 5
+        return list(model.parameters())
+
+    assert all(torch.equal(a, b) for a, b in zip(run(True), run(False), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::fire_core.FireWarning")
+def test_a_wrapper_without_state_hooks_saves_them_with_the_inner_optimizer():
+    lookahead = pytest.importorskip("pytorch_optimizer").Lookahead
+    steps = []
+    for state in (None, "saved"):
+        model = network()
+        optimizer = lookahead(torch.optim.AdamW(model.parameters(), lr=1e-3), k=3)
+        hook = FireHook(optimizer, model, At(4))
+        if state is None:
+            train(model, optimizer, 6)
+            saved = optimizer.state_dict()
+        else:
+            optimizer.load_state_dict(saved)
+        steps.append((hook.step, hook.intervention.firings))
+    assert steps == [(6, 1), (6, 1)]

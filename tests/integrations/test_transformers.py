@@ -114,3 +114,58 @@ def test_initial_weights_are_those_at_bind_also_for_a_scale():
     with torch.no_grad():
         model[0].weight.mul_(7)
     assert torch.equal(callback.intervention.init["model"]["0.weight"], start)
+
+
+def test_a_metric_that_is_a_whole_number(tmp_path):
+    callback = FireCallback(Plateau("eval_errors", every=1, patience=2))
+    args = transformers.TrainingArguments(
+        str(tmp_path), max_steps=6, eval_strategy="steps", eval_steps=1, save_strategy="no", use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        Digits(), args, train_dataset=Named(), eval_dataset=Named(), callbacks=[callback],
+        compute_metrics=lambda prediction: {"errors": 7},
+    )  # fmt: skip
+    callback.bind(trainer)
+    trainer.train()
+    assert callback.intervention.fired[0].reason == "eval_errors 7 not below 7 for 2 x 1 steps"
+
+
+class Another(FireCallback):
+    """A class of one's own."""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [Another(Every(4))],
+        lambda: [FireCallback(Every(4)), FireCallback(At([3, 9]))],
+        lambda: [FireCallback(Every(4)), Another(At([3, 9]))],
+    ],
+)
+def test_several_callbacks_and_own_classes_resume_each_with_its_own_state(tmp_path, make):
+    def run(resume=None) -> list[list[int]]:
+        made = make()
+        callback = made.pop()
+        args = transformers.TrainingArguments(
+            str(tmp_path), max_steps=12, save_strategy="steps", save_steps=3, per_device_train_batch_size=32,
+            use_cpu=True, report_to=[], disable_tqdm=True,
+        )  # fmt: skip
+        trainer = transformers.Trainer(Digits(), args, train_dataset=Named(), callbacks=[*made, callback])
+        for each in (*made, callback):
+            each.bind(trainer)
+        trainer.train(resume_from_checkpoint=resume)
+        return [[firing.step for firing in each.intervention.fired] for each in (*made, callback)]
+
+    moments = run()
+    assert moments[-1] in ([4, 8], [3, 9]), "nothing fires at the last step"
+    assert run(tmp_path / "checkpoint-6") == moments
+
+
+def test_a_checkpoint_from_before_there_was_a_callback(tmp_path):
+    args = {"save_strategy": "steps", "save_steps": 3, "use_cpu": True, "report_to": [], "disable_tqdm": True}
+    first = transformers.TrainingArguments(str(tmp_path), max_steps=3, **args)
+    transformers.Trainer(Digits(), first, train_dataset=Named()).train()
+    callback = FireCallback(Every(2))
+    fit(tmp_path, callback, resume=tmp_path / "checkpoint-3", max_steps=7, save_strategy="steps", save_steps=3)
+    assert [firing.step for firing in callback.intervention.fired] == [4, 6]

@@ -245,3 +245,9 @@ def test_plateau_says_once_that_it_is_fed_nan() -> None:
     with pytest.warns(RuntimeWarning, match="the mean of loss over the steps up to 2 is nan; such a window") as warned:
         assert [trigger.ask(step, loss=math.nan) for step in range(1, 30)] == [None] * 29
     assert len(warned) == 1
+
+
+def test_plateau_refuses_a_value_that_is_not_one_number() -> None:
+    with pytest.raises(ValueError, match=r"Plateau: loss is a tensor of shape \(8,\): give one number"):
+        Plateau("loss").ask(1, None, loss=torch.rand(8))
+    assert Plateau("loss").ask(1, None, loss=torch.rand(1, 1)) is None
