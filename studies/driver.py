@@ -8,7 +8,8 @@
     python -m studies.driver pause | resume              stop the processes of a queue on this machine, let them go on
 
 A study is data: a module `studies/<name>.py` with `STREAMS`. Tables are in docs/studies/<name>/ and are written after
-each run; a run that has a line in them is not repeated. An unfinished run resumes from runs/studies/<name>.
+each run; a run that has a line in them is not repeated. An unfinished run resumes from runs/studies/<name>/<CPU>, so
+that no run begins on one kind of CPU and ends on another.
 
     <stream>.search.csv   a line for each run of the search
     <stream>.chosen.csv   what each row's search chose, written before the first report seed runs
@@ -24,6 +25,7 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -194,6 +196,8 @@ class Study:
         self.name, self.workers = name, workers
         self.streams: dict[str, Stream] = importlib.import_module(f"studies.{name}").STREAMS
         self.folder = folder or ROOT / "docs" / "studies" / name
+        cpu = re.sub(r"[^A-Za-z0-9]+", "_", environment()["processor"]).strip("_")
+        self.runs = f"runs/studies/{name}/{cpu}"
 
     def queue(self, names: Sequence[str]) -> None:
         """Search and report each stream; a search's choices are committed before the first report seed runs."""
@@ -271,6 +275,9 @@ class Study:
         """Run the report seeds: all rows of a seed in succession, and on one kind of CPU.
 
         Seeds that were begun on another kind of CPU come last, and all their rows are run again here.
+
+        Raises:
+            SystemExit: the search has not ended.
         """
         stream = self.streams[name]
         table = Table(self.folder / f"{name}.csv", self.command("report", name), tasks=True)
@@ -323,7 +330,7 @@ class Study:
                 *key.searched.split(),
                 *QUIET,
                 f"seed={key.seed}",
-                f"paths.runs=runs/studies/{self.name}",
+                f"paths.runs={self.runs}",
                 *more,
             ),
         )
@@ -369,14 +376,19 @@ def signal_queue(number: signal.Signals) -> None:
 def commit(folder: Path, subject: str) -> None:
     """Commit a study's tables, if they have changed."""
     subprocess.run(["git", "add", "--", folder], cwd=ROOT, check=True)
-    if subprocess.run(["git", "diff", "--cached", "--quiet"], cwd=ROOT).returncode:
-        subprocess.run(["git", "commit", "--quiet", "-m", subject], cwd=ROOT, check=True)
+    if subprocess.run(["git", "diff", "--cached", "--quiet", "--", folder], cwd=ROOT).returncode:
+        subprocess.run(["git", "commit", "--quiet", "-m", subject, "--", folder], cwd=ROOT, check=True)
 
 
 def score_of(table: "Table", stream: Stream, key: Key) -> float:
     """Return a run's measure, with its sign such that more is better; minus infinity if the run diverged."""
-    value = table.lines[key].get(stream.measure.name)
-    return -math.inf if value in (None, "") else stream.measure.sign * float(value)
+    line = table.lines[key]
+    return -math.inf if has_diverged(line) else stream.measure.sign * float(line[stream.measure.name])
+
+
+def has_diverged(line: Row) -> bool:
+    """Return whether a line of a table, fresh or read from its file, is of a run that diverged."""
+    return line.get("diverged") in (True, "True")
 
 
 def best_point(stream: Stream, table: "Table", setting: str, row: str, points: Sequence[Point], length: str) -> Point:
@@ -386,7 +398,10 @@ def best_point(stream: Stream, table: "Table", setting: str, row: str, points: S
         keys = (Key(setting, row, " ".join(point.options), length, seed) for seed in SEARCH_SEEDS)
         return statistics.fmean(score_of(table, stream, key) for key in keys)
 
-    return max(points, key=mean_score)
+    best = max(points, key=mean_score)
+    if mean_score(best) == -math.inf:
+        sys.exit(f"error: every run of the search of {f'{setting} {row}'.strip()} diverged")
+    return best
 
 
 def next_rate(points: Sequence[Point], best: Point) -> list[Point]:
@@ -419,6 +434,8 @@ def searched_power(stream: Stream, scores: Mapping[tuple[str, str], Sequence[flo
         for row, rival in stream.family
     ]
     finite = [values for values in differences if all(map(math.isfinite, values))]
+    if not finite:
+        sys.exit("error: in each comparison of the family a run of the search diverged, so there is no spread")
     smallest = smallest_that_matters(stream.measure.smallest, math.nan if gap is None else gap)
     return {"gap": gap} | power_of(stream, smallest, pooled_spread(finite))
 
@@ -474,7 +491,8 @@ class Table:
         if tasks:
             self.tasks = {key: [] for key in self.lines}
             for line in read_csv(self.tasks_path):
-                self.tasks[key_of(line)].append(line)
+                if (key := key_of(line)) in self.tasks:  # after a kill, tasks may stand there of a run without a line
+                    self.tasks[key].append(line)
 
     @property
     def tasks_path(self) -> Path:

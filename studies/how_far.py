@@ -77,14 +77,14 @@ SNP_GRID = [
     *((coef, perturb) for coef in (0.2, 0.4, 0.6, 0.8) for perturb in (0.1, 0.4, 0.8)),
     *((coef, perturb) for coef in (0.05, 0.1) for perturb in (0.1, 0.4)),
 ]
-# The coefficients of the S&P authors, those that the FIRE authors used for S&P, and the best on random labels.
+# The coefficients of the S&P authors, those that the FIRE authors used for S&P, and good ones on random labels.
 SNP_THREE = [(0.6, 0.1), (0.8, 0.8), (0.2, 0.4)]
 DASH_GRID = [(f"method.minimum={minimum}",) for minimum in (0.05, 0.3, 0.6, 0.8)]
 DECAYS = [(f"optimizer.weight_decay={decay}",) for decay in (0.01, 0.1)]
 
 
 def snp(coefficients: Sequence[tuple[float, float]]) -> list[Options]:
-    """Return options of S&P for pairs (coef, perturb): W <- (1 - coef) W + perturb P, P an initialisation."""
+    """Return options of S&P for pairs (coef, perturb): W <- (1 - coef) W + perturb P, P drawn from initial weights."""
     return [(f"method.coef={coef}", f"method.perturb={perturb}") for coef, perturb in coefficients]
 
 
@@ -117,7 +117,7 @@ WARM_START_ROWS: dict[str, Options] = {name: CONTROLS[name] for name in ("base",
 }
 
 
-def spread_of_study_1() -> float:
+def spread_of_warm_starts() -> float:
     """Return the standard deviation of FIRE minus full reset over the five seeds of an earlier warm-start study."""
     table = Path(__file__).parents[1] / "docs/studies/figure2_small/figure2_small_a.csv"
     lines = csv.DictReader(table.read_text().splitlines())
@@ -181,15 +181,6 @@ STREAMS = {
         rates=around(1e-3, 1, 1),
         coefficients={"snp": snp(SNP_THREE)},
     ),
-    "warm_start": Stream(
-        program="vision",
-        options=JPEG,
-        rows=WARM_START_ROWS,
-        seeds={"*": TEN},
-        family=[("half", "fire"), ("half", "full_reset")],
-        measure=TEST_ACCURACY,
-        known_spread=spread_of_study_1(),
-    ),
     "permuted_text": Stream(
         program="language",
         options=("experiment=permuted_text",),
@@ -200,6 +191,15 @@ STREAMS = {
         rates=around(3e-3, 3, 3),
         coefficients={"snp": snp(SNP_THREE)},
     ),
+    "warm_start": Stream(
+        program="vision",
+        options=JPEG,
+        rows=WARM_START_ROWS,
+        seeds={"*": TEN},
+        family=[("half", "fire"), ("half", "full_reset")],
+        measure=TEST_ACCURACY,
+        known_spread=spread_of_warm_starts(),
+    ),
     "warm_start_augmented": Stream(
         program="vision",
         options=(*JPEG, "augmentation=crop_flip"),
@@ -207,7 +207,7 @@ STREAMS = {
         seeds={"*": FIVE},
         family=[("half", "fire"), ("half", "full_reset")],
         measure=TEST_ACCURACY,
-        known_spread=spread_of_study_1(),
+        known_spread=spread_of_warm_starts(),
     ),
     "labels_fashion": Stream(
         program="vision",

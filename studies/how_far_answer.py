@@ -3,6 +3,7 @@
 python -m studies.how_far_answer      reads outcomes.csv, which `python -m studies.report how_far` writes
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 
 from fire_core.tools.output import keep_output
@@ -10,18 +11,20 @@ from studies.driver import Row, Study, read_csv
 from studies.verdict import Outcome
 
 STREAMS_FOR_ADVICE = 4  # in which half must be better than FIRE before it is recommended
-RIVALS = {"random_isometry": "a random isometry", "full_reset": "a full reset", "snp": "S&P"}
+RIVALS_IN_WORDS = {"random_isometry": "a random isometry", "full_reset": "a full reset", "snp": "S&P"}
 
 
 def main() -> None:
     """Print each stream's outcomes against each rival, and the answer."""
     lines = read_csv(Study("how_far", 1).folder / "outcomes.csv")
+    if not lines:
+        sys.exit("error: no stream has outcomes: python -m studies.report how_far")
     print("| stream | counts | FIRE | random isometry | full reset | S&P |")
     print("|---|---|---|---|---|---|")
     for stream in dict.fromkeys(line["stream"] for line in lines):
-        counted = counting(stream, lines)
+        counted = counted_lines(stream, lines)
         outcomes = outcomes_by_rival(counted or [line for line in lines if line["stream"] == stream])
-        cells = [outcomes.get(rival, "") for rival in ("fire", *RIVALS)]
+        cells = [outcomes.get(rival, "") for rival in ("fire", *RIVALS_IN_WORDS)]
         print(f"| {stream} | {'yes' if counted else 'no'} | {' | '.join(cells)} |")
     print()
     print(answer(lines))
@@ -32,7 +35,7 @@ def rival_of(line: Row) -> str:
     return str(line["rival"]).removesuffix("_biases")
 
 
-def counting(stream: str, lines: Sequence[Row]) -> list[Row]:
+def counted_lines(stream: str, lines: Sequence[Row]) -> list[Row]:
     """Return the comparisons of a stream that count: where a loss is shown, unless those with FIRE are descriptive."""
     shown = [line for line in lines if line["stream"] == stream and line["loss_shown"] == "True"]
     is_descriptive = any(line["descriptive"] == "True" for line in shown if rival_of(line) == "fire")
@@ -62,22 +65,27 @@ def joint_outcome(outcomes: Sequence[Outcome]) -> Outcome:
 def answer(lines: Sequence[Row]) -> str:
     """Return the answer to the study's question in words.
 
+    The cases are those of the page, in its order but for "worse than FIRE in a stream", which is looked for first.
+
     Args:
         lines: of outcomes.csv, as text.
     """
     streams = [*dict.fromkeys(line["stream"] for line in lines)]
-    counted = {stream: rows for stream in streams if (rows := counting(stream, lines))}
+    counted = {stream: rows for stream in streams if (rows := counted_lines(stream, lines))}
     outcomes = {stream: outcomes_by_rival(rows) for stream, rows in counted.items()}
-    worse = [*dict.fromkeys(at(line) for line in lines if rival_of(line) == "fire" and line["outcome"] == "worse")]
-    if worse:
-        return f"Half of the way is worse than FIRE in {' and '.join(worse)}."
     better = streams_with(outcomes, "fire", "better")
+    worse = [
+        *dict.fromkeys(place_of(line) for line in lines if rival_of(line) == "fire" and line["outcome"] == "worse")
+    ]
+    if worse:
+        and_better = f", and better in {' and '.join(better)}" if better else ""
+        return f"Half of the way is worse than FIRE in {' and '.join(worse)}{and_better}. It is not recommended."
     if better:
         sentence = f"Half of the way is better than FIRE in {len(better)} of {len(outcomes)} streams that count"
         sentence += f" ({', '.join(better)}), and worse in none"
         beaten = [
             f"worse than {name} in {' and '.join(streams_with(outcomes, rival, 'worse'))}"
-            for rival, name in RIVALS.items()
+            for rival, name in RIVALS_IN_WORDS.items()
             if streams_with(outcomes, rival, "worse")
         ]
         sentence += f"; it is {', '.join(beaten)}" if beaten else ""
@@ -90,7 +98,7 @@ def answer(lines: Sequence[Row]) -> str:
     return f"Nothing is recommended: of {len(outcomes)} streams that count, half is better than FIRE in none."
 
 
-def at(line: Row) -> str:
+def place_of(line: Row) -> str:
     """Return the stream of a comparison, and its setting."""
     return f"{line['stream']} {line['setting']}".strip()
 

@@ -3,9 +3,11 @@
 python -m studies.how_far_figure      draws how_far.png from the tables beside the page
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -22,7 +24,7 @@ TICKS = {0.0: "0\nbase", 0.25: "0.25", 0.5: "0.5\nhalf", 0.75: "0.75", 1.0: "1\n
     RIVALS["full_reset"]: "full\nreset",
     RIVALS["snp"]: "S&P",
 }
-LIMITS = -0.5, 2.0  # of the part won back; a point beyond stands at the edge
+LIMITS = -0.5, 2.0  # of both panels; a point beyond stands at the edge
 TITLES = {
     "labels": "random labels",
     "cartpole": "CartPole, DQN",
@@ -39,10 +41,12 @@ def main() -> None:
     """Draw the figure beside the study's tables."""
     style.use()
     study = Study("how_far", 1)
-    draw(ended(study)).savefig(study.folder / "how_far.png", dpi=200)
+    if not (results := ended_results(study)):
+        sys.exit("error: no stream of how_far has ended: python -m studies.driver how_far status")
+    draw(results).savefig(study.folder / "how_far.png", dpi=200)
 
 
-def ended(study: Study) -> dict[str, Result]:
+def ended_results(study: Study) -> dict[str, Result]:
     """Return title -> result for each setting of each stream whose report has ended."""
     results_by_title: dict[str, Result] = {}
     for name, stream in study.streams.items():
@@ -92,6 +96,8 @@ def plot(
 ) -> None:
     """Draw a line over how far an act goes, and a mark for each other act, each point with a bar of its interval.
 
+    A point beyond `LIMITS` stands at their edge, without a bar.
+
     Args:
         panel: where to draw.
         number: of a row.
@@ -103,10 +109,13 @@ def plot(
         points = {place: number(row) for row, place in places.items() if row in result.values}
         points = {place: estimate for place, estimate in points.items() if estimate.n}
         centres = [min(max(estimate.mean, LIMITS[0]), LIMITS[1]) for estimate in points.values()]
-        below = [estimate.mean - estimate.low for estimate in points.values()]
-        above = [estimate.high - estimate.mean for estimate in points.values()]
+        is_inside = [LIMITS[0] <= estimate.mean <= LIMITS[1] for estimate in points.values()]
+        bars = [  # rounding may leave -1e-17 where all seeds agree
+            (max(0.0, estimate.mean - estimate.low), max(0.0, estimate.high - estimate.mean)) if inside else (0.0, 0.0)
+            for inside, estimate in zip(is_inside, points.values(), strict=True)
+        ]
         options = {**look, "linestyle": style_of_line, "label": title, "capsize": 2, "markersize": 5}
-        panel.errorbar([*points], centres, [below, above], **options)
+        panel.errorbar([*points], centres, np.array(bars).reshape(-1, 2).T, **options)
         title = None
 
 

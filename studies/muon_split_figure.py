@@ -45,7 +45,7 @@ def curves_of(runs: Path) -> list[Row]:
         SystemExit: there is no such run.
     """
     lines: list[Row] = []
-    for done in sorted(runs.glob("language/*/DONE")):
+    for done in sorted(runs.rglob("language/*/DONE")):
         config = OmegaConf.load(done.parent / "config.yaml")
         row = "split" if config.method.split else "fused"
         if config.seed not in STREAM.report_seeds(row):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from analysis.estimates import Estimate, mean, widened_tail
 from fire_core.tools.output import keep_output
-from studies.driver import Measure, Row, Stream, Study, read_csv, write_derived
+from studies.driver import Measure, Row, Stream, Study, has_diverged, read_csv, write_derived
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
 WORST_ACCURACY = 0.0  # of a run that diverged
@@ -32,7 +32,8 @@ class Result:
     Attributes:
         measure: the stream's measure.
         values: row -> seed -> the measure, with its sign such that more is better.
-        kept: row -> seed -> the old task's accuracy, return or loss before and after an act, means over a run's acts.
+        kept: row -> seed -> the old task's accuracy, return or loss before and after an act, means over a run's acts;
+            without runs that diverged.
         beside: row -> seed -> the measure's second number.
         diverged: row -> number of runs that diverged.
     """
@@ -70,8 +71,8 @@ class Result:
     def kept_share(self, row: str) -> Estimate:
         """Return which share of the old task's performance is left right after an act.
 
-        It is the mean over seeds after an act by the mean before it; of losses, the ratio of the probabilities that the
-        mean losses stand for. NaN where the mean accuracy or return before the act is not above 0.
+        It is the mean over seeds after an act, divided by the mean before it; of losses exp(before - after). NaN where
+        the mean accuracy or return before the act is not above 0.
         """
         numbers = np.array([*self.kept.get(row, {}).values()]).T  # (2, seeds): before and after
         return estimate_by_resampling(numbers, self._share)
@@ -130,7 +131,7 @@ def results_of(stream: Stream, lines: Sequence[Row]) -> dict[str, Result]:
         ValueError: two lines are about the same row and seed.
     """
     measure = stream.measure
-    measured = [measure.sign * float(line[measure.name]) for line in lines if line.get(measure.name)]
+    measured = [measure.sign * float(line[measure.name]) for line in lines if not has_diverged(line)]
     worst = WORST_ACCURACY if "accuracy" in measure.name else min(measured, default=float("nan"))
     results = {}
     for setting in stream.settings:
@@ -144,9 +145,8 @@ def results_of(stream: Stream, lines: Sequence[Row]) -> dict[str, Result]:
                 continue
             if seed in values.setdefault(row, {}):
                 raise ValueError(f"{setting} {row} seed {seed} stands in the table twice")
-            text = line.get(measure.name)
-            values[row][seed] = measure.sign * float(text) if text else worst
-            diverged[row] = diverged.get(row, 0) + (not text)
+            values[row][seed] = worst if has_diverged(line) else measure.sign * float(line[measure.name])
+            diverged[row] = diverged.get(row, 0) + has_diverged(line)
             if line.get(f"{measure.kept}_before"):
                 before, after = (float(line[f"{measure.kept}_{side}"]) for side in ("before", "after"))
                 kept.setdefault(row, {})[seed] = before, after
@@ -255,6 +255,7 @@ def outcome_lines(study: Study, name: str, results: Mapping[str, Result]) -> lis
                 "smallest": smallest_of(stream, results),
                 "descriptive": descriptive[row, rival],
                 "loss_shown": results[setting].has_loss(),
+                "kept_seeds": kept.n,
                 "kept_difference": kept.mean if kept.n else None,
                 "kept_low": kept.low if kept.n else None,
                 "kept_high": kept.high if kept.n else None,
@@ -276,8 +277,8 @@ def main(arguments: Sequence[str]) -> None:
         print(f"\n## {name}\n")
         for setting, result in results.items():
             if result.has_loss() is False:
-                gap = np.mean(result.differences("fresh", "base"))
-                print(f"{f'{name} {setting}'.strip()} shows no loss: fresh minus base is {gap:.4g}.\n")
+                gap = in_words(mean(result.differences("fresh", "base")), ".4g")
+                print(f"{f'{name} {setting}'.strip()} shows no loss: fresh minus base is {gap}.\n")
         print("\n".join(table(stream, results, study.chosen(name))), end="\n\n")
         if missing := missing_runs(stream, results):
             print(f"No outcomes yet: {missing} runs are missing.\n")
@@ -285,10 +286,8 @@ def main(arguments: Sequence[str]) -> None:
         print("| comparison | effect | 95 % interval | seeds | p | p of equivalence | outcome | left: difference |")
         print("|---|---|---|---|---|---|---|---|")
         for line in outcome_lines(study, name, results):
-            kept = ""
-            if line["kept_difference"] is not None:
-                numbers = line["kept_difference"], line["kept_low"], line["kept_high"]
-                kept = in_words(Estimate(*numbers, line["seeds"]), ".2f")
+            numbers = line["kept_difference"], line["kept_low"], line["kept_high"]
+            kept = in_words(Estimate(*numbers, line["kept_seeds"]), ".2f")
             outcome = line["outcome"]
             if line["descriptive"]:
                 outcome += ", descriptive"

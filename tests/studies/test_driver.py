@@ -115,6 +115,36 @@ def test_rows_of_a_seed_stay_on_one_kind_of_cpu(tmp_path: Path) -> None:
     assert not table.lines
 
 
+def test_tasks_of_a_run_without_a_line_are_forgotten(tmp_path: Path) -> None:
+    """A kill between the two files leaves the tasks of a run that has no line yet, which then runs again."""
+    ended, killed = (Key("", row, "", "full", 201) for row in ("base", "fire"))
+    write_csv(tmp_path / "table.csv", [vars(ended)])
+    write_csv(tmp_path / "table.tasks.csv", [vars(key) | {"task": 0} for key in (ended, killed)])
+    table = Table(tmp_path / "table.csv", "", tasks=True)
+    assert table.tasks is not None
+    assert table.tasks.keys() == {ended}
+
+
+def test_runs_of_another_kind_of_cpu_are_not_taken_for_this_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = set()
+    for cpu in ("Intel(R) Xeon(R) Processor", "AMD EPYC"):
+        monkeypatch.setattr(driver, "environment", lambda cpu=cpu: {"processor": cpu})
+        folders |= {
+            option
+            for option in Study("how_far", 1).job(TINY, Key("", "base", "", "full", 201)).options
+            if "paths.runs" in option
+        }
+    assert folders == {f"paths.runs=runs/studies/how_far/{cpu}" for cpu in ("Intel_R_Xeon_R_Processor", "AMD_EPYC")}
+
+
+def test_a_row_of_which_every_run_diverged_ends_the_search(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table.csv", "")
+    for seed in driver.SEARCH_SEEDS:
+        table.lines[Key("", "base", "lr=0.001", "prefix", seed)] = {"diverged": True}
+    with pytest.raises(SystemExit, match="every run of the search of base diverged"):
+        driver.best_point(TINY, table, "", "base", [Point(1e-3)], "prefix")
+
+
 def test_each_comparison_has_the_power_of_its_own_seeds() -> None:
     wide = replace(
         TINY,

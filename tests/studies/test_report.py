@@ -29,6 +29,7 @@ def lines() -> list[dict[str, str]]:
             "length": "full",
             "seed": str(seed),
             "online/accuracy": "" if value is None else str(value),
+            "diverged": str(value is None),
             "previous_accuracy_before": "0.8",
             "previous_accuracy_after": "0.8" if row == "base" else "0.4",
         }
@@ -104,7 +105,10 @@ def test_where_no_loss_is_shown_comparisons_stay_and_nothing_is_equivalent() -> 
     """Fresh is below base, so a tenth of their difference is no margin."""
     stream = replace(STREAM, measure=Measure("task/return", smallest=None, sign=1, kept="previous_return"))
     returns = {"base": (9, 11), "fresh": (5, 5), "half": (8, 8.1), "fire": (6, 6)}
-    rows = [line | {"task/return": returns[line["row"]][int(line["seed"]) - 1]} for line in lines()]
+    rows = [
+        line | {"task/return": str(returns[line["row"]][int(line["seed"]) - 1]), "diverged": "False"}
+        for line in lines()
+    ]
     results = results_of(stream, rows)
     assert results[""].has_loss() is False
     (verdict,) = outcomes_of(stream, results).values()
@@ -145,11 +149,11 @@ def test_a_stream_that_has_not_ended_has_no_outcomes(study: Study, capsys: pytes
     write_csv(study.folder / "labels.csv", read_csv(study.folder / "labels.csv")[:-1])
     report.main(["how_far"])
     assert "No outcomes yet: 1 runs are missing." in capsys.readouterr().out
-    assert not how_far_figure.ended(study)
+    assert not how_far_figure.ended_results(study)
 
 
 def test_a_setting_without_a_loss_is_drawn_below_alone(study: Study) -> None:
-    results = how_far_figure.ended(study)
+    results = how_far_figure.ended_results(study)
     assert [*results] == ["random labels, lost", "random labels, kept"]
     won, kept = how_far_figure.draw(results).axes
     assert kept.get_legend_handles_labels()[1] == ["random labels, lost", "random labels, kept: no loss"]
