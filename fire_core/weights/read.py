@@ -31,7 +31,7 @@ from fire_core.weights.nested import nested_tensors
 from fire_core.weights.outside import state_outside_restored
 from fire_core.weights.topology import input_count, is_layer, unwrap, words
 
-_PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "scaled_dot_product_attention", "glu"}
+_PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "glu"}
 # Beginnings of the names of autograd nodes of operations that only select and rearrange numbers.
 _VIEWS = ("Alias", "Narrow", "Permute", "Select", "Slice", "Split", "Transpose", "Unbind", "Unsafe", "View")
 # Names for the sides of a product, by the name of the product.
@@ -111,6 +111,8 @@ class _Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch.is_grad_enabled() and name in _PRODUCTS:
             self._product(name, args, kwargs)
+        if torch.is_grad_enabled() and name == "scaled_dot_product_attention":
+            self._attention(args, kwargs)
         if name in _MATRIX_PRODUCTS:
             keys = [self._weight_in(value) for value in nested_tensors((args, kwargs))]
             self.multiplied |= {key for key in keys if key is not None}
@@ -186,18 +188,31 @@ class _Watch(TorchFunctionMode):
         sides = [v for v in operands if isinstance(v, Tensor) and v.grad_fn is not None]
         if name == "glu" and sides:
             sides = list(sides[0].chunk(2, kwargs.get("dim", args[1] if len(args) > 1 else -1)))
-        # Of baddbmm the last two are multiplied; the first is what they are added to.
-        sides = sides[:3] if name == "scaled_dot_product_attention" else sides[-2:]
+        sides = sides[-2:]  # of baddbmm, whose first operand is added to the product
         if len(sides) < 2:
             return
         activated = [not type(side.grad_fn).__name__.startswith(_VIEWS) for side in sides]
         if name == "mul" and sum(activated) == 1:  # silu(gate) * up
             name, sides = "gate", sides[:: 1 if activated[0] else -1]
-        reached = [self._reached(side) for side in sides]
+        self._note_sides(name, [self._reached(side) for side in sides])
+
+    def _attention(self, args: Any, kwargs: Any) -> None:
+        """Note which rows of weights meet in torch's attention, as queries, keys or values; its mask is no side."""
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        sides = [given[side] for side in ("query", "key", "value")]
+        self._note_sides("attention", [{} if side.grad_fn is None else self._reached(side) for side in sides])
+
+    def _note_sides(self, name: str, reached: Sequence[Mapping[int, Tensor]]) -> None:
+        """Note the weights of whose rows some are on one side of a product and some on another.
+
+        Args:
+            name: name of the product.
+            reached: for each side the numbers on which it depends, as `_reached` returns them.
+        """
         for key in {key for masks in reached for key in masks}:
             masks = [masks[key] for masks in reached if key in masks]
             if len(masks) > 1:
-                if name == "scaled_dot_product_attention":  # each side keeps its place: q may come from another weight
+                if name == "attention":  # each side keeps its place: the queries may come from another weight
                     masks = [side.get(key, torch.zeros_like(masks[0])) for side in reached]
                 self.seen[key].append((name, masks))
             elif all(masks[0].movedim(dim, 0).flatten(1).any(1).all() for dim in (0, 1)):
@@ -508,10 +523,10 @@ def _labels(products: list[tuple[str, Tensor]]) -> list[tuple[str, ...]]:
         For each row a tuple with "0", "1" or "" (on no side) for each product; or with a name alone, such as q or gate,
         if the products are those of an attention or a gate.
     """
-    if attention := [sides for name, sides in products if name == "scaled_dot_product_attention" and len(sides) == 3]:
+    if attention := [sides for name, sides in products if name == "attention"]:
         attention_sides = torch.stack(attention).any(0)
         outside = ~attention_sides.any(0)  # rows that take no part in the attention, such as a gate beside q, k and v
-        elsewhere = [(name, sides & outside) for name, sides in products if name != "scaled_dot_product_attention"]
+        elsewhere = [(name, sides & outside) for name, sides in products if name != "attention"]
         elsewhere = [(name, sides) for name, sides in elsewhere if int(sides.any(1).sum()) > 1]
         products = [("attention", attention_sides), *elsewhere]
     distinct: dict[tuple[tuple[bool, ...], ...], str] = {}  # from the sides of a product to its name

@@ -561,6 +561,12 @@ class FunctionReading:
             use = self.reader.use_of(value.key)
             use.overwritten = use.overwritten or place(self.context.filename, getattr(node, "lineno", 0))
 
+    def _record_write(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> None:
+        """Record that torch writes to a tensor, as `clamp_` does to its first argument and `clamp(..., out=)` to it."""
+        if name.endswith("_") and not name.endswith("__") and name not in CHANGES_NO_NUMBER and args:
+            self._overwrite(args[0], node)
+        self._overwrite(kwargs.get("out"), node)
+
     # ------------------------------------------------------------------------------------------------------ attributes
 
     def _attribute_of(self, owner: Any, name: str) -> Any:
@@ -779,6 +785,7 @@ class FunctionReading:
             return self._call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
         name, package = getattr(callee, "__name__", ""), (getattr(callee, "__module__", None) or "").partition(".")[0]
         if is_torchs(callee) or package in ("einops", "_operator"):
+            self._record_write(name, args, kwargs, node)
             return self._call_torch(name.strip("_"), args, kwargs, node)
         if callee in BUILTINS or name in BUILTIN_NAMES:
             return self._call_builtin(callee, args, node)
@@ -874,8 +881,7 @@ class FunctionReading:
             return owner.get(args[0], Unknown()) if takes_item else Unknown()
         if isinstance(owner, (Shape, tuple)):
             return Size()
-        if name.endswith("_") and not name.endswith("__") and name not in CHANGES_NO_NUMBER:
-            self._overwrite(owner, node)
+        self._record_write(name, [owner, *args], kwargs, node)
         return self._call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
 
     def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:

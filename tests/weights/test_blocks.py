@@ -80,15 +80,19 @@ class Parallel(nn.Module):
 
 
 class KeysBesideValues(nn.Module):
-    """Queries of their own layer; keys and values in one, in the given order."""
+    """Keys and values in one layer, in the given order; queries of their own layer, or learned, with a learned mask."""
 
-    def __init__(self, order: str) -> None:
+    def __init__(self, order: str, is_learned: bool) -> None:
         super().__init__()
-        self.order, self.first, self.second, self.out = order, nn.Linear(8, 8), nn.Linear(8, 16), nn.Linear(8, 8)
+        self.order, self.second, self.out = order, nn.Linear(8, 16), nn.Linear(8, 8)
+        self.first = None if is_learned else nn.Linear(8, 8)
+        self.queries, self.mask = nn.Parameter(torch.randn(1, 3, 8)), nn.Parameter(torch.randn(1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         parts = dict(zip(self.order, self.second(x).chunk(2, -1), strict=True))
-        return self.out(F.scaled_dot_product_attention(self.first(x), parts["k"], parts["v"]))
+        if self.first is not None:
+            return self.out(F.scaled_dot_product_attention(value=parts["v"], key=parts["k"], query=self.first(x)))
+        return self.out(F.scaled_dot_product_attention(self.queries, parts["k"], parts["v"], attn_mask=self.mask * 1))
 
 
 class Mixer(nn.Module):
@@ -213,10 +217,11 @@ def test_an_example_tells_the_cuts(example):
 
 
 @pytest.mark.parametrize("order", ["kv", "vk"])
+@pytest.mark.parametrize("is_learned", [False, True])
 @pytest.mark.parametrize("options", [{}, {"example": TOKENS}], ids=["alone", "example"])
-def test_keys_and_values_in_one_layer_are_told_apart(order: str, options: dict[str, Tensor]) -> None:
+def test_keys_and_values_in_one_layer_are_told_apart(order: str, is_learned: bool, options: dict[str, Tensor]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(KeysBesideValues(order))
+    model = nn.Sequential(KeysBesideValues(order, is_learned))
     heights = {name: entry.rows for name, entry in by_label(model, **options).items() if entry.block}
     assert heights == {f"0.second.weight[{name}]": (8 * i, 8 * i + 8) for i, name in enumerate(order)} | {
         f"0.second.bias[{name}]": (8 * i, 8 * i + 8) for i, name in enumerate(order)

@@ -413,6 +413,20 @@ class Triangular(nn.Linear):
         return super().forward(x)
 
 
+class ByFunction(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.clamp_(self.weight.data, min=0)
+        return super().forward(x)
+
+
+class Renormed(nn.Linear):
+    """Its own weight is where a function of torch puts its result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.5, out=self.weight.data)
+        return super().forward(x)
+
+
 class OfAnother(nn.Module):
     """The module around the layer writes to its weight, in a method of its own."""
 
@@ -432,7 +446,7 @@ class OfAnother(nn.Module):
         return self.layer(x)
 
 
-@pytest.mark.parametrize("kind", [MaxNorm, Clamped, Hollow, Triangular, OfAnother])
+@pytest.mark.parametrize("kind", [MaxNorm, Clamped, Hollow, Triangular, ByFunction, Renormed, OfAnother])
 @pytest.mark.parametrize("options", [{}, {"example": torch.randn(3, D)}], ids=["read", "example"])
 @pytest.mark.filterwarnings("ignore")
 def test_a_weight_that_each_forward_pass_overwrites_is_kept_and_named(

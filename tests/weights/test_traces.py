@@ -110,14 +110,14 @@ class Drawing(Attention):
 
 
 class Writing(Attention):
-    """Rescales its weight in each pass, and writes to its input."""
+    """Rescales its biases in each pass, and writes to its input."""
 
     def beside(self, x: Tensor, k: Tensor) -> None:
-        self.wqkv.weight.data.mul_(0.5)
+        self.wqkv.bias.data.mul_(0.5)
         x.data.mul_(2)
 
     def state(self) -> Any:
-        return self.wqkv.weight.tolist()
+        return self.wqkv.bias.tolist()
 
 
 # ------------------------------------------------------------------------------------------ state outside of a module
