@@ -98,14 +98,17 @@ class Run:
         Another job of the same sweep is always waited for: two spellings of one option, or several checkpoints that a
         full reset does not depend on, make one run of two jobs, which is trained once.
         """
-        logged_holder, began = "", time.monotonic()
+        logged_holder, last_named = "", time.monotonic()
         while True:
             try:
                 return self._lock.acquire()
             except Held as holder:
                 owner = holder.owner
-                names_itself = (owner and not owner.is_gone) or time.monotonic() - began > NAMED_AFTER
-                if not self.wait and names_itself and not (owner and owner.is_in_this_sweep):
+                is_named = owner is not None and not owner.is_gone
+                last_named = time.monotonic() if is_named else last_named
+                may_still_be_named = not is_named and time.monotonic() - last_named <= NAMED_AFTER
+                is_waited_for = self.wait or may_still_be_named or (owner is not None and owner.is_in_this_sweep)
+                if not is_waited_for:
                     raise ConfigError(
                         f"run {self.folder.name} is being trained by another process ({holder}); wait for it or stop it"
                     ) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import harness.run.folder
 from harness.config.errors import ConfigError
 from harness.run.folder import Run
 from harness.run.lock import SWEEP_LOG, Held, Lock, Owner
@@ -85,6 +86,22 @@ def test_who_has_just_taken_the_lock_gets_a_moment_to_name_itself(tmp_path: Path
         with pytest.raises(ConfigError, match=rf"\(process {os.getpid()} on "):
             Run(tmp_path / "run", {}, "").__enter__()
         naming.join()
+
+
+def test_the_next_of_three_jobs_of_a_sweep_gets_that_moment_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a wait that was longer than a moment."""
+    monkeypatch.setenv(SWEEP_LOG, str(tmp_path / "sweep"))
+    monkeypatch.setattr(harness.run.folder, "NAMED_AFTER", 0.5)
+    (tmp_path / "run").mkdir()
+    with ThreadPoolExecutor(1) as pool:
+        with Lock(tmp_path / "run" / ".lock"):
+            third = pool.submit(Run(tmp_path / "run", {}, "").__enter__)
+            wait([third], timeout=0.7)
+            os.truncate(tmp_path / "run" / ".lock", 0)  # the second has it, and has not yet named itself
+            wait([third], timeout=0.3)
+        third.result().__exit__(None, None, None)
 
 
 def test_of_a_killed_process_of_this_machine_it_is_taken_over(has_flock: bool, tmp_path: Path) -> None:
