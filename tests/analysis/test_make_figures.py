@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis import figures, make_figures
+from analysis import figures, make_figures, style
 from analysis.runs import settings
 from analysis.sources import load
 from tests.analysis.synthetic import write_run, write_sweep
@@ -127,29 +127,29 @@ ALIKE = (
 )
 
 
-def write_agents(root: Path, name: str, seeds: int) -> None:
-    """Runs of an environment of this name, which a user may choose."""
-    for seed in range(seeds):
-        env = {"name": name, "task": name}
-        write_run(
-            root, "base", seed, metric="eval/return", name=f"{name}-{seed}",
-            env=env, benchmark=None, dataset=None, model=None, program="dqn",
-        )  # fmt: skip
+def write_agent(root: Path, name: str) -> None:
+    """A run in an environment of this name, which a user may choose."""
+    env = {"name": name, "task": name}
+    write_run(
+        root, "base", metric="eval/return", name=f"{name}-0",
+        env=env, benchmark=None, dataset=None, model=None, program="dqn",
+    )  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore:Glyph .* missing from font")
-def test_environments_with_names_that_are_alike_have_files_and_panels_of_their_own(tmp_path: Path, capsys):
+def test_environments_with_names_that_are_alike_have_files_and_panels_of_their_own(tmp_path: Path):
     """The names are in other scripts, differ in case or in a sign, or contain one another."""
-    for seeds, name in enumerate(ALIKE, 1):
-        write_agents(tmp_path / "runs", name, seeds)
-    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "f")]) == 0
-    written = [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("wrote")]
-    assert len({name.casefold() for name in written}) == len(written), "no file is written twice"
-    assert len([name for name in written if name.endswith(".png")]) == len(ALIKE) + 1, "and that of all environments"
-    found = settings(load([str(tmp_path / "runs")])[0])
+    for name in ALIKE:
+        write_agent(tmp_path, name)
+    found = settings(load([str(tmp_path)])[0])
+    files = [name.casefold() for name in (*make_figures.file_names(found), *make_figures.OTHER_FILES)]
+    assert len(set(files)) == len(files) == len(ALIKE) + len(make_figures.OTHER_FILES), "no file is written twice"
     (atari,) = [figures.with_others(grid, found) for grid in figures.GRIDS if grid.name == "figure4a"]
     panels = {panel.what: panel.choose(found) for row in atari.rows for panel in row}
     assert {what: setting.dataset for what, setting in panels.items() if setting} == {name: name for name in ALIKE}
+    figure = figures.grid_figure(atari, found, style.Palette(["base"]), "page")
+    assert len({axes.get_title(loc="center") for axes in figure.axes}) == len(figure.axes) == len(ALIKE)
+    assert {axes.get_subplotspec().colspan.start for axes in figure.axes} == set(range(figures.ACROSS))
 
 
 def test_settings_that_differ_in_their_metric_alone_are_told_apart(tmp_path: Path, capsys):

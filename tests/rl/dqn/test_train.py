@@ -212,14 +212,16 @@ def test_compiled_updates_are_the_same_updates(backend: str, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "options", ["method=redo", "method=fire trigger=dormancy trigger.above=0.01 trigger.every=20", "metrics=full"]
+    "options", ["method=redo metrics=full", "method=fire trigger=dormancy trigger.above=0.01 trigger.every=20"]
 )
 def test_what_measures_by_hooks_sees_a_compiled_network(
     options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its numbers are those of the network that is not compiled."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    plain, compiled = (rows(DQN.run(tmp_path / how, f"compile={how}", *options.split())) for how in ("off", "default"))
+    plain, compiled = (
+        rows(DQN.run(tmp_path / how, f"compile={how}", *options.split(), *SHORT)) for how in ("off", "default")
+    )
     for one, other in zip(plain, compiled, strict=True):
         assert one.keys() == other.keys()
         numbers = [key for key, value in one.items() if not isinstance(value, str)]
