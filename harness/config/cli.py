@@ -63,9 +63,9 @@ INSTALL_PLUGINS = (
 )
 KILLED = "its process was killed (out of memory?): the same command, started again, goes on"
 RESUME = "start the same command again to resume"
-# Variables of the environment, by which a sweep's driver tells its jobs, in any process: SWEEP_LOG, the folder in which
-# each writes how it ended, and
-DRIVER = "FIRE_DRIVER"  # the driver's process, as `harness.run.lock.Owner` writes it
+# By two variables of the environment a sweep's driver reaches its jobs, in any process. SWEEP_LOG names the folder in
+# which each job writes how it ended, DRIVER the driver's process, as `harness.run.lock.Owner` writes it.
+DRIVER = "FIRE_DRIVER"
 OWNER = "owner"  # name of the file in the sweep's folder that names the driver
 ABANDONED_AFTER = 24 * 3600  # seconds after which the folder of a sweep without such a file is removed
 
