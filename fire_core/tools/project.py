@@ -140,7 +140,9 @@ def _check_chosen(checkpoint: Checkpoint, cuts: CheckpointCuts, chosen: list[Ten
             f"layout={layout} resets {reset[0]} to its initial value, which a checkpoint does not hold"
         )
     if not chosen:
-        notes = f" ({'; '.join(cuts.notes)})" if cuts.notes else ""
+        reasons = {one.reason: f"{one.stored.name}: {one.reason}" for one in cuts.cuts if one.reason}
+        lines = [*cuts.notes, *[*reasons.values()][:3]]
+        notes = f" ({'; '.join(lines)})" if lines else ""
         raise CheckpointError(f"{checkpoint.path}: layout={layout} projects none of its weights{notes}")
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from fire_core import fire_
 from fire_core.tools import audit
 from fire_core.tools.checkpoint.source import load
+from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
 from fire_core.tools.reader import read_cuts
@@ -246,3 +247,34 @@ def test_memory_is_that_of_the_largest_projected_tensor(tmp_path: Path, zygote: 
         save_file(tensors, path)
         peaks.append(int(zygote.code(tmp_path, MEMORY, str(path), str(out)).out))
     assert peaks[1] - peaks[0] < 24 * 8192 * 512 / 2**20 + 16, f"{peaks} MB for a file of 4 and one of 248 MB"
+
+
+def test_weights_of_other_number_formats_are_named_and_stay(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tensors = {
+        "a.weight": torch.randn(16, 8),
+        "b.weight": torch.randn(16, 8).to(torch.float8_e4m3fn),
+        "c.qweight": torch.ones(4, 8, dtype=torch.int32),
+        "ids": torch.ones(2, 8, dtype=torch.int64),
+    }
+    source, target = tmp_path / "mixed.safetensors", tmp_path / "out.safetensors"
+    save_file(tensors, source)
+    line = "2 of 3 weights are of float8_e4m3fn, int32 and were not read: c.qweight, b.weight"  # in the file's order
+    assert line in read_cuts(source).notes
+    report = project(source, target, include=["*weight"], solver="exact")
+    assert line in report["notes"]
+    [(reason, names)] = report["kept"].items()
+    assert reason == "its number format is one that a projection does not write"
+    assert sorted(names) == ["b.weight", "c.qweight", "ids"]
+    new = {stored.name: stored.tensor for stored in load(target).tensors}
+    assert torch.linalg.svdvals(new["a.weight"].double()).sub(2**0.5).abs().max() < 1e-5
+    assert all(
+        torch.equal(new[name].view(torch.uint8), tensors[name].view(torch.uint8)) for name in ("b.weight", "ids")
+    )
+
+
+def test_the_reason_is_given_if_what_is_included_cannot_be_projected(tmp_path: Path) -> None:
+    weight = torch.randn(6, 4)
+    torch.save({"a.weight": weight, "b.weight": weight.T}, tmp_path / "shared.pt")
+    with pytest.raises(CheckpointError, match=r"a\.weight: shares its numbers with b\.weight"):
+        project(tmp_path / "shared.pt", tmp_path / "out.pt", include=["a.weight"])

@@ -97,9 +97,9 @@ def cut_checkpoint(
     places = _parameter_names(checkpoint, parameters, origin)
     if module is None:
         cuts = [_cut_of_tensor(stored, stored.name, parameters) for stored in checkpoint.tensors]
-        return CheckpointCuts(_without_copies(cuts), [note], without_model=True)
+        return CheckpointCuts(_without_copies(cuts), [note, *_unread(checkpoint)], without_model=True)
     cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
-    notes = [*entries.warnings]
+    notes = [*entries.warnings, *_unread(checkpoint)]
     names_in_checkpoint = {places.get(tensor_cut.stored.name) for tensor_cut in cuts}
     missing = [name for name, group in groups.items() if not names_in_checkpoint & {name, *group[0].aliases}]
     if missing:
@@ -121,6 +121,18 @@ def _check_floats(checkpoint: Checkpoint, include: Sequence[str]) -> None:
             kinds = ", ".join(sorted({str(stored.tensor.dtype).removeprefix("torch.") for stored in chosen}))
             where = f"{checkpoint.path}: its" if pattern == "*" else f"include={pattern}: these"
             raise CheckpointError(f"{where} {len(chosen)} tensors are of {kinds}; matrices are read from {accepted}")
+
+
+def _unread(checkpoint: Checkpoint) -> list[str]:
+    """Return a line for weights whose numbers are no floats that are read, as some of a quantised model's are."""
+    weights = [s for s in checkpoint.tensors if s.tensor.ndim > 1 and "weight" in s.name.rpartition(".")[2]]
+    unread = [stored for stored in weights if not stored.floating]
+    if not unread:
+        return []
+    kinds = ", ".join(sorted({str(stored.tensor.dtype).removeprefix("torch.") for stored in unread}))
+    more = ", ..." if len(unread) > 3 else ""
+    names = ", ".join(stored.name for stored in unread[:3])
+    return [f"{len(unread)} of {len(weights)} weights are of {kinds} and were not read: {names}{more}"]
 
 
 def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
@@ -172,6 +184,8 @@ def _cut_of_tensor(stored: StoredTensor, place: str, parameters: Mapping[str, li
         parameters: the entries of each parameter, by all its names.
     """
     group = parameters.get(place)
+    if group is None and place and not stored.floating:  # without a model there are parameters of floats alone
+        return TensorCut(stored, reason="its number format is one that a projection does not write")
     if group is None:
         return TensorCut(stored, reason="no parameter of the model has this name")
     if group[0].parameter.shape != stored.tensor.shape:
