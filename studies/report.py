@@ -300,7 +300,8 @@ def main(arguments: Sequence[str]) -> None:
             )
             lines.append(line)
         sources.append(study.folder / f"{name}.csv")
-    write_derived(study.folder / "outcomes.csv", lines, sources, f"python -m studies.report {study.name}")
+    if lines:
+        write_derived(study.folder / "outcomes.csv", lines, sources, f"python -m studies.report {study.name}")
 
 
 if __name__ == "__main__":
