@@ -302,7 +302,8 @@ class FunctionReading:
                 self.reader.escape(value, "stored", target.attr)
                 if not any(isinstance(part, ast.Call) for part in ast.walk(target)):  # which is not to be read twice
                     before = self._value_of(target)
-                    if not (isinstance(value, Weight) and value == before):  # `w.data = w.data.to(device)` changes none
+                    is_same_weight = isinstance(value, Weight) and value == before  # `w.data = w.data.to(device)`
+                    if not is_same_weight:
                         self._overwrite(before, node)
 
     def _write_part(self, name: str, base: Any, target: ast.Subscript, value: Any) -> None:

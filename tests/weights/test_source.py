@@ -387,7 +387,7 @@ class MaxNorm(nn.Linear):
     """As the constrained layers of networks for EEG."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.weight.data = torch.renorm(self.weight.data, p=2, dim=0, maxnorm=0.5)
+        self.weight.data = self.weight.data.renorm(2, 0, 0.5)  # no row is longer than 0.5
         return super().forward(x)
 
 
@@ -500,7 +500,7 @@ class Copied(nn.Linear):
     """It writes to a copy, and moves its weight where the input is."""
 
     def forward(self, x: Tensor) -> Tensor:
-        self.weight.data = self.weight.data.to(x.dtype).contiguous()
+        self.weight.data = self.weight.data.contiguous().type_as(x)
         self.weight.requires_grad_(True)
         copied = self.weight.detach().clone()
         copied.mul_(2)
