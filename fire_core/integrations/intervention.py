@@ -6,6 +6,8 @@ import hashlib
 import inspect
 import logging
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.errors import FireWarning
 from fire_core.integrations.copies import Copy, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
@@ -161,6 +164,8 @@ class Intervention:
         self.init: dict[str, dict[str, Tensor]] | None = None
         self.report: BoundaryReport | None = None  # of the last action
         self.observed: dict[str, Tensor | float | None] = {}  # metrics for the next `ask`
+        self._times_logged = Counter[str]()  # how often training has logged each metric, see `warn_if_missing`
+        self._warned_of: set[str] = set()  # metrics of which that has warned
 
     # --------------------------------------------------------------------------------------------------- the run
 
@@ -215,6 +220,26 @@ class Intervention:
     def observe(self, **metrics: Tensor | float | None) -> None:
         """Store metrics for the next `ask`; tensors are not read unless a measurement is due."""
         self.observed |= metrics
+
+    def warn_if_missing(self, logged: Collection[str], prefix: str, times: int) -> None:
+        """Warn, once, of a followed metric that training does not log, where its names are only known as it logs them.
+
+        Args:
+            logged: names that training has logged now.
+            prefix: what names of this kind begin with, such as "eval_".
+            times: a name of this kind has not come if another one has come so often.
+        """
+        self._times_logged.update(name for name in logged if name.startswith(prefix))
+        names = sorted(name for name in self._times_logged if name.startswith(prefix))
+        missing = {name for name in self.trigger.needs() if name.startswith(prefix)}.difference(names)
+        if missing - self._warned_of and any(self._times_logged[name] >= times for name in names):
+            self._warned_of |= missing
+            warnings.warn(
+                f"{self.trigger} waits for {', '.join(sorted(missing))}, which training does not log; "
+                f"it logs {', '.join(names)}",
+                FireWarning,
+                stacklevel=2,
+            )
 
     def ask(self, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
         """Ask the trigger about a step, and let the method act if it fires.
@@ -343,7 +368,7 @@ class Intervention:
             if (sample - change.old).norm() < 0.1 * (sample - change.new).norm():
                 raise RuntimeError(
                     f"{change.name} is back at its old values: a step undid the act, since the optimizer writes this "
-                    "weight from a copy; masters= names it"
+                    "weight from a copy, which masters= can name, or from old weights in its own state, as TRAC does"
                 )
 
     # --------------------------------------------------------------------------------------------------- its state

@@ -23,6 +23,8 @@ from fire_core.triggers.trigger import Trigger
 # undo; log_std is a layer in SAC, and a parameter elsewhere.
 KEEP = ("*action_net*", "*log_std*")
 EPISODES = {"rollout/ep_rew_mean": "r", "rollout/ep_len_mean": "l"}  # metric -> key in an episode's info
+# A metric is missed when others have been logged so often: TD3's losses are not all in the logger at each rollout.
+TIMES_LOGGED = 10
 ATTRIBUTE = "fire_state"  # attribute of the model that holds the state, so that model.save() saves it; see _attribute
 
 
@@ -87,6 +89,7 @@ class FireCallback(BaseCallback):
         episodes = self.model.ep_info_buffer or ()
         means = {name: safe_mean([info[key] for info in episodes]) for name, key in EPISODES.items() if episodes}
         logged = {name: value for name, value in self.logger.name_to_value.items() if name.startswith("train/")}
+        self.intervention.warn_if_missing(logged, "train/", TIMES_LOGGED)
         self.intervention.ask(step, **means, **logged)
 
     def _write(self, step: int, numbers: dict[str, float]) -> None:

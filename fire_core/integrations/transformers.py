@@ -112,6 +112,8 @@ class FireCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         """Give the trigger the numbers that the Trainer logs."""
+        # A name that comes twice begins the second evaluation: all data sets of the first have been evaluated.
+        self.intervention.warn_if_missing(logs or {}, "eval_", times=2)
         self.intervention.observe(
             **{name: value for name, value in (logs or {}).items() if isinstance(value, int | float)}
         )

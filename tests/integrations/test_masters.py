@@ -47,7 +47,7 @@ def test_a_step_that_undoes_the_act_is_noticed_and_a_skipped_one_is_not_taken_fo
     loop.step()
     loop.skips = False
     loop.step()
-    with pytest.raises(RuntimeError, match=r"weight is back at its old values: .* masters= names it"):
+    with pytest.raises(RuntimeError, match=r"weight is back at its old values: .* which masters= can name"):
         loop.step()
 
 

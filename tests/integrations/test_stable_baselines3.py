@@ -1,11 +1,13 @@
 """FireCallback in stable-baselines3's own DQN, SAC, TD3 and PPO, on CartPole and Pendulum."""
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from fire_core.errors import FireWarning
 from fire_core.methods.full_reset import FullReset
 from fire_core.triggers import At, Dormancy, EffectiveRank, Every, Plateau
 from tests.integrations.digits import deviation
@@ -110,6 +112,17 @@ def test_a_resumed_run_does_not_fire_again(name, tmp_path):
 def test_what_is_refused_at_the_start(trigger, message):
     with pytest.raises(ValueError, match=message):
         make("dqn").learn(250, callback=FireCallback(trigger))
+
+
+def test_a_metric_of_training_that_never_comes_is_told_once():
+    with pytest.warns(FireWarning, match="waits for train/los, which training does not log; it logs .*train/loss") as w:
+        make("dqn").learn(250, callback=FireCallback(Plateau("train/los", every=5) | At(200)))
+    assert len([each for each in w if each.category is FireWarning]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FireWarning)
+        for name in MODELS:  # TD3's actor is trained in every second step
+            metric = "train/actor_loss" if name in ("sac", "td3") else "train/loss"
+            make(name).learn(250, callback=FireCallback(Plateau(metric, every=5)))
 
 
 @pytest.mark.parametrize("trigger", [At(20), EffectiveRank(1.0, every=10)])

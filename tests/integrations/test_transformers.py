@@ -1,5 +1,6 @@
 """FireCallback in transformers' own Trainer, on the digits."""
 
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from fire_core.errors import FireWarning
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.triggers import At, Every, Plateau
 from tests.integrations.digits import Named, isometric, network
@@ -116,19 +118,34 @@ def test_initial_weights_are_those_at_bind_also_for_a_scale():
     assert torch.equal(callback.intervention.init["model"]["0.weight"], start)
 
 
-def test_a_metric_that_is_a_whole_number(tmp_path):
-    callback = FireCallback(Plateau("eval_errors", every=1, patience=2))
+def evaluate_each_step(folder, callback: FireCallback, data=None) -> None:
+    """Train for six steps, after each of which `eval_errors` is measured, on each of the data sets."""
     args = transformers.TrainingArguments(
-        str(tmp_path), max_steps=6, eval_strategy="steps", eval_steps=1, save_strategy="no", use_cpu=True,
+        str(folder), max_steps=6, eval_strategy="steps", eval_steps=1, save_strategy="no", use_cpu=True,
         report_to=[], disable_tqdm=True,
     )  # fmt: skip
     trainer = transformers.Trainer(
-        Digits(), args, train_dataset=Named(), eval_dataset=Named(), callbacks=[callback],
+        Digits(), args, train_dataset=Named(), eval_dataset=data or Named(), callbacks=[callback],
         compute_metrics=lambda prediction: {"errors": 7},
     )  # fmt: skip
     callback.bind(trainer)
     trainer.train()
+
+
+def test_a_metric_that_is_a_whole_number(tmp_path):
+    callback = FireCallback(Plateau("eval_errors", every=1, patience=2))
+    evaluate_each_step(tmp_path, callback)
     assert callback.intervention.fired[0].reason == "eval_errors 7 not below 7 for 2 x 1 steps"
+
+
+def test_a_metric_of_evaluation_that_never_comes_is_told_once(tmp_path):
+    with pytest.warns(FireWarning, match="waits for eval_error, which training does not log; .*eval_errors") as w:
+        evaluate_each_step(tmp_path, FireCallback(Plateau("eval_error", every=1, patience=2)))
+    assert len([each for each in w if each.category is FireWarning]) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FireWarning)
+        callback = FireCallback(Plateau("eval_second_errors", every=1, patience=2))
+        evaluate_each_step(tmp_path, callback, {"first": Named(), "second": Named()})
 
 
 class Another(FireCallback):
