@@ -3,7 +3,8 @@
     python -m language.sample RUN prompt="def main" tokens=200 temperature=0.8
 
 RUN is a run folder, runs/language/<name>. Options: prompt= (empty: the start of a document), tokens= (how many to
-write), temperature= (0: always the likeliest token), top_k= (null: all tokens), seed=, device=.
+write), temperature= (0: always the likeliest token), top_k= (null: all tokens), seed=, device=, config_dir= (what
+--config-dir was, if the run was trained with it).
 """
 
 import sys
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from fire_core.ranges import Count, NonNegative, Seed, within
 from harness import load
 from harness.config.errors import ConfigError
+from harness.config.paths import Place
 from harness.trained.command import run_command
 from harness.trained.load import Trained
 from language.tokenizers import get_tokenizer
@@ -32,11 +34,12 @@ class Options:
     top_k: Count | None = None
     seed: Seed = 0
     device: str = "cpu"
+    config_dir: Place | None = None
 
 
 def main(folder: str, options: Options) -> None:
     """Print the prompt and what the model writes after it."""
-    trained = load(folder, options.device)
+    trained = load(folder, options.device, options.config_dir)
     if trained.program != "language":
         raise ConfigError(f"{folder} is of {trained.program}.train: only language models write text")
     print(sample(trained, options))

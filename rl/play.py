@@ -4,7 +4,8 @@
 
 RUN is a run folder, runs/dqn/<name> or runs/sac/<name>. DQN takes the actions of the largest value, SAC the mean of its
 policy. Options: episodes=, video= (an .mp4 of all of them), strip= (a .png of eight frames of the first), task= (of a
-stream; null: the run's last), seed=, steps= (at which an episode without a time limit is cut), device=.
+stream; null: the run's last), seed=, steps= (at which an episode without a time limit is cut), device=, config_dir=
+(what --config-dir was, if the run was trained with it).
 """
 
 import contextlib
@@ -40,6 +41,7 @@ class Options:
     seed: Seed = 0
     steps: Count = 100_000
     device: str = "cpu"
+    config_dir: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def main(folder: str, options: Options) -> None:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     if options.strip is not None:
         check_strip(expanded(options.strip))
-    trained = load(folder, options.device)
+    trained = load(folder, options.device, options.config_dir)
     if trained.program not in GAMES:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
     if options.task is not None and trained.task.benchmark is None:

@@ -152,7 +152,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
         run.finish(summary)
         value = summary.get(headline, math.nan)
         if no_better_than_guessing(task, value):
-            log.info("plasticity is lost, or lr=%s is too high, or training is too short:", config.lr)
+            log.info("plasticity is lost, or %s is too high, or training is too short:", rate_of(config))
         log.info("%s: %s %.4f%s", run.folder, headline, value, no_better_than_guessing(task, value))
         outcome.state = "done"
         return summary
@@ -164,6 +164,12 @@ def no_better_than_guessing(task: Task, value: float) -> str:
         return ""
     learned = value > guessed if better_direction(task.headline) == "maximize" else value < guessed
     return "" if learned else ", no better than guessing"
+
+
+def rate_of(config: DictConfig) -> str:
+    """Return the option that sets the optimizer's learning rate, with its value: `lr=0.001` or `optimizer.lr=0.001`."""
+    rate = OmegaConf.select(config, "optimizer.lr", default=config.lr)
+    return f"lr={rate}" if rate == config.lr else f"optimizer.lr={rate}"
 
 
 def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State, str] | None:

@@ -26,8 +26,11 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
         config_dir: the folder of `--config-dir`, if the run was trained with that option.
 
     Raises:
-        ConfigError: config.yaml is missing or damaged, holds something that no run writes, or an unknown option.
+        ConfigError: config.yaml is missing or damaged, holds something that no run writes, or an unknown option; or
+            `config_dir` is no folder.
     """
+    if config_dir is not None and not config_dir.is_dir():
+        raise ConfigError(f"config_dir={config_dir} is no folder")
     file = folder / "config.yaml"
     values = read_values(file)
     name = values.get("program")
@@ -91,7 +94,8 @@ def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file
     matching = [choice for choice in all_choices if target in targets_of(group, choice, config_dir)]
     if not matching:
         where = "conf" if config_dir is None else f"conf or {config_dir}"
-        hint = "" if config_dir else "; one made with --config-dir=mine is loaded by load(folder, config_dir='mine')"
+        by = "load(folder, config_dir='mine'), in a command with config_dir=mine"
+        hint = "" if config_dir else f"; one made with --config-dir=mine is loaded by {by}"
         raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={target}{hint}")
     return name if name in matching else matching[0]
 

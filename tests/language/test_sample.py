@@ -53,6 +53,19 @@ def test_a_trained_model_writes_text(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (answer.code, answer.out.strip()) == (0, written.strip())
 
 
+def test_a_run_with_a_method_of_one_s_own_needs_its_folder(tmp_path: Path, zygote: Any) -> None:
+    (tmp_path / "mine/method").mkdir(parents=True)
+    (tmp_path / "mine/method/mine.yaml").write_text("_target_: own_module.Own\nname: mine\n")
+    (tmp_path / "own_module.py").write_text("from fire_core.methods.base import Base\n\n\nclass Own(Base):\n    pass\n")
+    made = zygote.run(tmp_path, "language.train", *LANGUAGE.tiny("method=mine"), "paths.runs=runs", "--config-dir=mine")
+    assert made.code == 0, made.err
+    (folder,) = (tmp_path / "runs/language").glob("*-mine-*")
+    without = zygote.run(tmp_path, "language.sample", str(folder), "tokens=4")
+    assert (without.code, "in a command with config_dir=mine" in without.err) == (2, True), without.err
+    answer = zygote.run(tmp_path, "language.sample", str(folder), "tokens=4", "config_dir=mine")
+    assert answer.code == 0, answer.err
+
+
 def test_a_permuted_alphabet_is_undone(tmp_path: Path) -> None:
     options = (*ALIKE, "experiment=permuted_text", "benchmark.tasks=2", "benchmark.iterations=4")
     LANGUAGE.run_to_end(LANGUAGE.compose_only((*options, f"paths.runs={tmp_path}")))

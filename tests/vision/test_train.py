@@ -45,13 +45,15 @@ def test_an_image_alone_joins_the_batch_before_it(images: int, size: int, sizes:
     assert [len(labels) for _, labels in trainer.batches(task, 0, start=1)] == seen[1:]
 
 
-@pytest.mark.parametrize(("lr", "learns"), [("1e6", False), ("0.003", True)])
-def test_a_run_that_only_guesses_says_so_at_its_end(lr: str, learns: bool, tmp_path: Path, zygote: Zygote) -> None:
-    options = SMALL.tiny(f"lr={lr}", "epochs=8", "model.hidden=64")
-    for _ in ("trained", "found done"):
+@pytest.mark.parametrize("rate", ["lr=1000000.0", "optimizer.lr=1000000.0", "lr=0.003"])
+def test_a_run_that_only_guesses_says_so_at_its_end(rate: str, tmp_path: Path, zygote: Zygote) -> None:
+    learns = rate == "lr=0.003"
+    options = SMALL.tiny(rate, "epochs=8", "model.hidden=64")
+    for time in ("trained", "found done"):
         answer = zygote.run(tmp_path, "vision.train", *options)
         assert answer.code == 0, answer.err
         assert ("no better than guessing" in answer.err) != learns, answer.err
+        assert (f" {rate} is too high" in answer.err) == (time == "trained" and not learns), answer.err
 
 
 def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None:

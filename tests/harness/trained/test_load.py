@@ -163,5 +163,7 @@ def test_one_s_own_method_needs_its_folder(name: str, tmp_path: Path, monkeypatc
     folder = SMALL.run_composed(tmp_path / "runs", without_hydra(config))
     with pytest.raises(ConfigError, match="one made with --config-dir"):
         harness.load(folder)
+    with pytest.raises(ConfigError, match=r"config_dir=.*elsewhere is no folder"):
+        harness.load(folder, config_dir=tmp_path / "elsewhere")
     trained = harness.load(folder, config_dir=conf)
     assert trained.row == json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
