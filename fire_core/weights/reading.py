@@ -13,38 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.axes import (
-    all_ints,
-    axes_without,
-    axis_count,
-    axis_index,
-    is_along_features,
-    is_feature_axis,
-    tensor_of_unknown_axes,
-    viewed,
-    with_features_at,
-    with_new_axis,
-    without_axis,
-)
-from fire_core.weights.code import Function, file_of, is_torchs, method_of, outer_names, place, source_of
+from fire_core.weights.axes import axis_count, is_along_features, tensor_of_unknown_axes
+from fire_core.weights.code import Function, file_of, is_torchs, method_of, outer_names, source_of
 from fire_core.weights.flows import (
-    FEATURES,
-    MIXED,
-    OTHER,
     PLAIN_TYPES,
-    SHARE,
     Context,
     Flow,
     Inner,
     Method,
     Parts,
-    Place,
     Rest,
-    SameParts,
     Shape,
     Size,
     Super,
-    UnboundParts,
     Unknown,
     Weight,
     agreed,
@@ -52,45 +33,23 @@ from fire_core.weights.flows import (
     callable_value,
     copied_containers,
     flows_in,
-    have_same_origins,
-    is_complete_output,
     is_tensor,
     merged,
     notes_in,
-    plain_or_type,
-    share_a_layer,
     tensors_in,
     weights_in,
-    with_step,
 )
-from fire_core.weights.tensor_functions import (
-    ASK_SIZES,
-    CUTS,
-    JOIN_AXES,
-    JOINS,
-    KEEP_FEATURES,
-    KEEP_NUMBERS,
-    MERGING_VIEWS,
-    OTHER_NAMES,
-    PRODUCTS,
-    PRODUCTS_WITH_FUSED_WEIGHT,
-    PRODUCTS_WITH_WEIGHT,
-    SECTIONS,
-    VIEWS,
-    is_elementwise,
-)
+from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
+from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
 from fire_core.weights.topology import is_layer, words
 
 if TYPE_CHECKING:
     from fire_core.weights.source import SourceReader
 
-MOST_ADDED = 8  # layers whose sum is looked at as the output of a network, not as a stream through many blocks
 BUILTINS: tuple[Callable[..., Any], ...] = (
     map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, getattr, range,
 )  # fmt: skip
 BUILTIN_NAMES = words("sum min max isinstance hasattr round abs bool next")  # also where a library has its own
-CHANGES_NO_NUMBER = words("requires_grad_ detach_ share_memory_")  # methods in place that leave a tensor's numbers
-MOST_TURNS = 4  # of a loop over a known number of turns without modules
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
@@ -117,6 +76,7 @@ class FunctionReading:
         self.names: dict[str, Any] = {}
         self.written: dict[str, list[Any]] = {}  # from a variable's name to what was written into its tensor
         self.returned: list[Any] = []
+        self.tensors = TensorOperations(reader, context)
         self._bind_arguments(node.args, list(args), dict(kwargs))
 
     def _bind_arguments(self, spec: ast.arguments, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -168,7 +128,7 @@ class FunctionReading:
             case ast.AugAssign():
                 before = self._value_of(node.target)
                 if isinstance(node.target, ast.Name):  # `w *= mask` writes to the tensor that `w` is
-                    self._overwrite(before, node)
+                    self.tensors.overwrite(before, node)
                 value = self._binary_value(node.op, before, self._value_of(node.value), node)
                 self._assign(node.target, value, node)
             case ast.Return():
@@ -266,10 +226,10 @@ class FunctionReading:
         if isinstance(value, (range, str)):
             return list(value)[:64]
         if isinstance(value, Parts):
-            return [self._part_at(value, i) for i in range(count or MOST_TURNS)]
+            return [self.tensors.part_at(value, i) for i in range(count or MOST_TURNS)]
         if isinstance(value, Flow) and node is not None and count is not None:
             where = (self.context.filename, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-            return [self._select(value, 0, i, where, node) for i in range(count)]
+            return [self.tensors.select(value, 0, i, where, node) for i in range(count)]
         if isinstance(value, Shape) and count is not None:
             if isinstance(value.tensor, Unknown):
                 value.tensor.axes = count
@@ -288,7 +248,7 @@ class FunctionReading:
                 self._assign(target.value, value, node)
             case ast.Subscript():
                 base = self._value_of(target.value)
-                self._overwrite(base, node)
+                self.tensors.overwrite(base, node)
                 if isinstance(base, (list, dict)) and isinstance(key := self._value_of(target.slice), (int, str)):
                     if isinstance(base, dict) or -len(base) <= int(key) < len(base):
                         base[key] = value  # type: ignore[index]
@@ -304,7 +264,7 @@ class FunctionReading:
                     before = self._value_of(target)
                     is_same_weight = isinstance(value, Weight) and value == before  # `w.data = w.data.to(device)`
                     if not is_same_weight:
-                        self._overwrite(before, node)
+                        self.tensors.overwrite(before, node)
 
     def _write_part(self, name: str, base: Any, target: ast.Subscript, value: Any) -> None:
         """Read `out[..., :n] = part`: what is written to a tensor part by part is put together there."""
@@ -315,7 +275,7 @@ class FunctionReading:
         elif not flows_in(pieces) and not notes_in(pieces):
             return
         index = self._value_of(target.slice)
-        self.names[name] = self._put_together(pieces, is_along_features(index, value), is_stack=True)
+        self.names[name] = self.tensors.put_together(pieces, is_along_features(index, value), is_stack=True)
 
     def _unpack(self, targets: Sequence[ast.expr], value: Any, node: ast.AST) -> None:
         """Assign the items of a value to several targets, one of which may be starred."""
@@ -365,7 +325,7 @@ class FunctionReading:
             case ast.BinOp():
                 left, right = self._value_of(node.left), self._value_of(node.right)
                 value = self._binary_value(node.op, left, right, node)
-                return self._renumbered(value, type(node.op).__name__, left, right)
+                return self.tensors.renumbered(value, type(node.op).__name__, left, right)
             case ast.UnaryOp():
                 return self._unary_value(node)
             case ast.BoolOp():
@@ -410,10 +370,6 @@ class FunctionReading:
             if items is None and isinstance(value, (Flow, Parts)):
                 items = self._items_of(value, 3, node.value)
             yield from [Rest()] if items is None else items
-
-    def _renumbered(self, value: Any, *expression: Any) -> Any:
-        """Return the value of an operation with a number of its own, also if it is followed as one of its operands."""
-        return self.reader.numbered(altered(value) if isinstance(value, Flow) else value, *expression)
 
     def _values_of_comprehension(
         self, loops: Sequence[ast.comprehension], element: ast.expr, node: ast.AST
@@ -466,7 +422,7 @@ class FunctionReading:
             return known[type(node.op)](value) if type(node.op) in known else value
         if isinstance(value, Flow):
             return value
-        return self.reader.numbered(self._changed_weight(value, node), type(node.op).__name__, value)
+        return self.reader.numbered(self.tensors.changed_weight(value, node), type(node.op).__name__, value)
 
     def _binary_value(self, op: ast.operator, left: Any, right: Any, node: ast.AST) -> Any:
         """Return the value of an operation on two values: numbers, lists, weights or tensors."""
@@ -483,90 +439,18 @@ class FunctionReading:
         if isinstance(op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
             return left * min(right, 64)
         if isinstance(op, ast.MatMult):
-            return self._product("matmul", values, node)
+            return self.tensors.product("matmul", values, node)
         flows = [value for value in values if isinstance(value, Flow)]
         weights = [value for value in values if isinstance(value, Weight)]
         if weights and not flows:
             if len(weights) > 1:  # a weight and its gains, two factors: each is changed by the other
                 for weight in weights:
-                    self._change_weight(weight, node)
-            return self._changed_weight(weights[0], node)
+                    self.tensors.change_weight(weight, node)
+            return self.tensors.changed_weight(weights[0], node)
         if not flows:
             sizes = any(isinstance(value, Size) for value in values)
             return Size() if sizes else Unknown(axis_count(values))
-        return self._combined(op, values, node)
-
-    def _combined(self, op: ast.operator, values: list[Any], node: ast.AST) -> Any:
-        """Return the sum or product of two values, of which at least one carries outputs of layers."""
-        flows = [value for value in values if isinstance(value, Flow)]
-        name = type(op).__name__
-        is_sum, is_product = isinstance(op, (ast.Add, ast.Sub)), isinstance(op, (ast.Mult, ast.Div))
-        if not is_sum and not is_product:
-            for flow in flows:
-                self.reader.pass_through(flow, name)
-        elif len(flows) == 2 and have_same_origins(*flows) and is_product:
-            self.reader.pass_through(flows[0], "square")
-        elif len(flows) == 2 and is_product and share_a_layer(*flows):
-            for side, flow in enumerate(flows):
-                self.reader.meet(flow, "product", span_of(node, self.context), side)
-        elif len(flows) == 2 and is_sum:
-            self._meet_own_sum(flows[0], flows[1], node)
-        # Of two parts of one layer neither is something else for the other.
-        if len(flows) == 2 and not share_a_layer(*flows):
-            first, second = flows
-            flows = [self._noted_beside(first, name, second, 0), self._noted_beside(second, name, first, 1)]
-        elif len(flows) == 1:
-            side = next(i for i, value in enumerate(values) if value is flows[0])
-            other = next((value for value in values if value is not flows[0]), None)
-            flows = [self._noted_beside(flows[0], name, other, side)]
-        joined = merged(flows, notes_in(values))
-        if is_product and len(flows) == 2:
-            return with_step(joined, "gated")
-        return joined if is_sum or is_product else with_step(joined, name)
-
-    def _meet_own_sum(self, first: Flow, second: Flow, node: ast.AST) -> None:
-        """Record for `x + w * (y - x)` that x meets a sum which contains x already, and y does not."""
-        for flow, other in ((first, second), (second, first)):
-            parts_of_other = dict(other.origins)
-            is_contained = False  # whether `other` carries a part of a layer's output in which a part of `flow` lies
-            for key, part in flow.origins:
-                larger = parts_of_other.get(key)
-                if larger is not None and larger != part and part[: len(larger)] == larger:
-                    is_contained = True
-            if is_contained:
-                self.reader.pass_through(flow, "added again", span_of(node, self.context))
-
-    def _noted_beside(self, flow: Flow, name: str, other: Any, side: int) -> Flow:
-        """Return a flow with the note that it was combined with another tensor; numbers leave no note."""
-        if not is_tensor(other):
-            return flow
-        if name in ("Add", "Sub"):
-            name = "Add"
-            if len(flow.origins) < MOST_ADDED:
-                for key, _ in flow.origins:
-                    self.reader.added.setdefault(key, set()).add(self.reader.number(other))
-            flow = flow if isinstance(other, Flow) else with_step(flow, "added")
-        name = f"Div {side}" if name == "Div" else name
-        noted: Flow = self.reader.noted(flow, name, self.reader.number(other))
-        return noted
-
-    def _changed_weight(self, value: Any, node: ast.AST) -> Any:
-        """Return a weight with the place where it was changed before any product; an unknown value for all others."""
-        if isinstance(value, Weight):
-            return replace(value, changed=value.changed or place(self.context.filename, getattr(node, "lineno", 0)))
-        return Unknown(axis_count([value]))
-
-    def _overwrite(self, value: Any, node: ast.AST) -> None:
-        """Record that something is written to a value, in place, if it is a layer's weight itself."""
-        if isinstance(value, Weight) and not value.changed and not value.is_copy:
-            use = self.reader.use_of(value.key)
-            use.overwritten = use.overwritten or place(self.context.filename, getattr(node, "lineno", 0))
-
-    def _record_write(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> None:
-        """Record that torch writes to a tensor, as `clamp_` does to its first argument and `clamp(..., out=)` to it."""
-        if name.endswith("_") and not name.endswith("__") and name not in CHANGES_NO_NUMBER and args:
-            self._overwrite(args[0], node)
-        self._overwrite(kwargs.get("out"), node)
+        return self.tensors.combine(op, values, node)
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
@@ -630,23 +514,14 @@ class FunctionReading:
             self.reader.escape(owner, "looked up")  # it is not known which value is taken
             return functools.reduce(agreed, owner.values()) if len(owner) else Unknown()
         if isinstance(owner, Parts):
-            return self._part_at(owner, index) if isinstance(index, int) else owner
+            return self.tensors.part_at(owner, index) if isinstance(index, int) else owner
         if isinstance(owner, Shape):
-            return self._size_at(owner, index)
+            return self.tensors.size_at(owner, index)
         if isinstance(owner, Flow):
-            return self._index(owner, index, node)
+            return self.tensors.index(owner, index, node)
         if isinstance(owner, Weight):
-            return self._index_weight(owner, index, node)
+            return self.tensors.index_weight(owner, index, node)
         return Unknown()
-
-    def _index_weight(self, weight: Weight, index: Any, node: ast.Subscript) -> Any:
-        """Return `weight[index]`: some of its rows, or a changed weight."""
-        first = next((item for item in (index if isinstance(index, tuple) else (index,)) if item is not Ellipsis), None)
-        if isinstance(first, slice) and first != slice(None):
-            return self._weight_part(weight, slice_key(first, node.slice), node)
-        if isinstance(index, int):
-            return self._weight_part(weight, index, node)
-        return self._changed_weight(weight, node)
 
     def _item_at(self, owner: Any, index: Any) -> Any:
         """Return an item or a slice of a list or a list of modules; if the index is not known, what all agree on."""
@@ -659,89 +534,6 @@ class FunctionReading:
         if isinstance(index, int) and -len(items) <= index < len(items):
             return items[index]
         return functools.reduce(agreed, items) if items else Unknown()
-
-    def _size_at(self, shape: Shape, index: Any) -> Any:
-        """Return the length of an axis of a tensor, which is known for the features of one layer's whole output."""
-        if isinstance(index, slice):
-            return (Rest(),)
-        axes = axis_count([shape.tensor])
-        if isinstance(index, int) and isinstance(shape.tensor, Flow) and (shape.tensor.axes or ("",))[-1] == FEATURES:
-            is_last = index == -1 or (axes is not None and index == axes - 1)
-            if is_last and len(keys := {key for key, part in shape.tensor.origins if not part}) == 1:
-                return self.reader.rows.get(keys.pop(), Size())
-        return Size(index if isinstance(index, int) and index >= 0 else None)
-
-    def _part_at(self, parts: Parts, index: int) -> Any:
-        """Return one of the parts of a cut whose number of parts was not known."""
-        if isinstance(parts, SameParts):
-            return parts.flow
-        if isinstance(parts, UnboundParts) and parts.flow.axes is not None:
-            taken = self.reader.take_part(parts.flow, parts.axis, index, parts.where, Place(parts.where), self.context)
-            return altered(taken, axes=axes_without(parts.flow.axes, parts.axis))
-        return self.reader.take_part(parts.flow, parts.axis, index, parts.where, Place(parts.where), self.context)
-
-    def _select(self, flow: Flow, axis: int, index: Any, where: Any, node: ast.AST) -> Flow:
-        """Return one place along an axis, which is gone then."""
-        if flow.axes is None:
-            return flow
-        at = axis_index(flow, axis)
-        if at is None:
-            return flow
-        kind = flow.axes[at]
-        taken = flow
-        if kind in (FEATURES, SHARE) and isinstance(index, int):
-            taken = self.reader.take_part(flow, at, ("at", index), "index", node, self.context)
-        return altered(taken, axes=(*flow.axes[:at], *flow.axes[at + 1 :]))
-
-    def _index(self, flow: Flow, index: Any, node: ast.Subscript) -> Flow:
-        """Return `flow[index]`; slices along the feature axis are parts."""
-        items = list(index) if isinstance(index, tuple) else [index]
-        nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if flow.axes is None:
-            return flow
-        before = items.index(Ellipsis) if any(item is Ellipsis for item in items) else len(items)
-        at = 0
-        for i, (item, written) in enumerate(zip(items, nodes, strict=False)):
-            if item is Ellipsis:
-                continue
-            dim = at if i < before else -(len([x for x in items[i:] if x is not None]))
-            if item is None:
-                flow = flow if flow.is_open or i > before else with_new_axis(flow, at)
-                at += 1
-                continue
-            axis = axis_index(flow, dim)
-            if isinstance(item, slice):
-                flow = self._slice(flow, axis, item, written, node, dim)
-                at += 1
-            elif isinstance(item, (Flow, Unknown, Size, list, tuple)):
-                at += isinstance(item, (Flow, list, tuple))  # an index along this axis: what it takes is not known
-                if isinstance(item, Unknown) and axis is not None and axis + 1 < len(flow.axes or ()):
-                    # A number takes one place, a tensor of places or a mask leaves an axis or more.
-                    flow = altered(flow, axes=(flow.axes or ())[axis + 1 :], is_open=True)
-                elif not isinstance(item, (list, tuple)):
-                    flow = without_axis(flow, axis)
-            else:
-                flow = self._select_at(flow, axis, item, span_of(node, self.context), node)
-        return flow
-
-    def _select_at(self, flow: Flow, axis: int | None, item: Any, where: Any, node: ast.AST) -> Flow:
-        """Return one place along an axis that may not be known."""
-        if axis is None or flow.axes is None:
-            return flow if axis is None and flow.is_open and flow.axes is not None else altered(flow, axes=None)
-        return self._select(flow, axis if not flow.is_open else axis - len(flow.axes), item, where, node)
-
-    def _slice(self, flow: Flow, axis: int | None, item: slice, written: ast.expr, node: ast.AST, dim: int) -> Flow:
-        """Return a slice of a tensor along one axis: a part of the output if the axis holds features."""
-        bounds = (item.start, item.stop, item.step)
-        if flow.axes is None or all(bound is None for bound in bounds):
-            return flow
-        if axis is None:  # of a linear layer's output with an unknown number of axes, counted from the front
-            sure = [bound for bound in bounds[:2] if isinstance(bound, int) and bound > 1]
-            known = all(isinstance(bound, int | None) for bound in bounds)
-            if not (sure and known and flow.is_open and flow.axes == (FEATURES,)):
-                return flow
-            axis, flow = dim, with_features_at(flow, dim)
-        return self.reader.take_part(flow, axis, slice_key(item, written), "slice", node, self.context)
 
     # ------------------------------------------------------------------------------------------------------------ calls
 
@@ -786,7 +578,7 @@ class FunctionReading:
             return self._call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
         name, package = getattr(callee, "__name__", ""), (getattr(callee, "__module__", None) or "").partition(".")[0]
         if is_torchs(callee) or package in ("einops", "_operator"):
-            self._record_write(name, args, kwargs, node)
+            self.tensors.record_write(name, args, kwargs, node)
             return self._call_torch(name.strip("_"), args, kwargs, node)
         if callee in BUILTINS or name in BUILTIN_NAMES:
             return self._call_builtin(callee, args, node)
@@ -882,8 +674,16 @@ class FunctionReading:
             return owner.get(args[0], Unknown()) if takes_item else Unknown()
         if isinstance(owner, (Shape, tuple)):
             return Size()
-        self._record_write(name, [owner, *args], kwargs, node)
+        self.tensors.record_write(name, [owner, *args], kwargs, node)
         return self._call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
+
+    def _call_torch(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
+        """Return the result of a function of torch, or of a method of the tensor `args[0]`."""
+        name = OTHER_NAMES.get(name, name)
+        if name == "checkpoint" and args and callable_value(args[0]):
+            of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
+            return self._call_value(args[0], args[1:], of_function, node)
+        return self.tensors.call(name, args, kwargs, node)
 
     def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:
         """Do to a list what its method does, and return the method's value.
@@ -951,255 +751,6 @@ class FunctionReading:
         context = Context(file_of(function), where, module)
         return self.reader.call_function(source, outer_names(function), [*inside, *args], kwargs, context)
 
-    # ----------------------------------------------------------------------------------------------- torch's operations
-
-    def _call_torch(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """Return the result of a function of torch, or of a method of the tensor `args[0]`."""
-        arguments = [*args, *kwargs.values()]
-        name = OTHER_NAMES.get(name, name)
-        if name == "checkpoint" and args and callable_value(args[0]):
-            of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
-            return self._call_value(args[0], args[1:], of_function, node)
-        first = next(iter(arguments), None)
-        if isinstance(first, Weight) and not flows_in(arguments) and name not in PRODUCTS:
-            return self._weight_operation(name, first, args[1:], kwargs, node)
-        if name in PRODUCTS:
-            return self._product(name, arguments, node)
-        if name == "size" and not args[1:] and not kwargs:
-            return Shape(first)
-        if name == "size" and args[1:]:
-            return self._size_at(Shape(first), args[1])
-        if name in ("add", "sub", "mul", "div", "true_divide", "lerp", "addcmul", "hadamard", "addcdiv"):
-            if any(isinstance(value, Weight) for value in arguments):
-                for weight in weights_in(arguments):
-                    self._change_weight(weight, node)
-            return self._arithmetic(name, arguments, node)
-        if isinstance(first, Unknown) and name in KEEP_NUMBERS:
-            return first
-        if not flows_in(arguments) and not (name in JOINS and notes_in(arguments)):
-            if name in ASK_SIZES:
-                return Size()
-            return Unknown(axis_count(arguments[:1]) if name in KEEP_FEATURES else None)
-        if name in ASK_SIZES:
-            return Size()
-        if name == "complex":  # real and imaginary parts are one vector of complex numbers
-            return self._put_together(arguments[:2], True, is_stack=False)
-        if name in JOINS:
-            return self._join_tensors(name, args, kwargs)
-        flow = next((value for value in arguments if isinstance(value, Flow)), None)
-        if name == "glu":
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
-            self.reader.cut_in_halves(first, dim, (span_of(node, self.context), "glu"), node, self.context)
-            return with_step(first, "gated")
-        if not isinstance(first, Flow) or flow is None:
-            for slot, value in enumerate(arguments):
-                self.reader.meet(value, name, span_of(node, self.context), slot)
-            return Unknown() if flow is None else tensor_of_unknown_axes(flow)
-        if name in CUTS:
-            return self._cut_in_parts(name, first, args[1:], kwargs, node)
-        if name in ("narrow", "select", "index_select", "narrow_copy", "slice"):
-            return self._narrow(name, first, args[1:], kwargs, node)
-        if name in VIEWS:
-            return viewed(name, first, args[1:], kwargs, self._feature_count(first))
-        if name in KEEP_FEATURES:
-            return first
-        operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
-        leaves_features, is_single = is_elementwise(name), len(flows_in(arguments)) == 1
-        note = self.reader.pass_through if leaves_features and is_single else self.reader.meet
-        for slot, value in enumerate(arguments):
-            if isinstance(value, Flow):
-                note(value, *operation, *([] if is_single else [span_of(node, self.context), slot]))
-        beside = [self.reader.number(value) for value in arguments if value is not first and is_tensor(value)]
-        if beside:
-            first = self.reader.noted(first, name, *beside)
-        first = with_step(first, name)
-        return altered(first) if leaves_features else tensor_of_unknown_axes(first)
-
-    def _arithmetic(self, name: str, arguments: list[Any], node: ast.AST) -> Any:
-        """Return a sum or product that is called as a function: of two tensors, in `addcmul` and the like of three."""
-
-        def combined(op: ast.operator, *values: Any) -> Any:
-            """Return what the operator gives for these values."""
-            if any(isinstance(value, Flow) for value in values):
-                result = self._combined(op, [*values], node)
-            else:
-                result = Unknown(axis_count(values))
-            return self._renumbered(result, type(op).__name__, *values)
-
-        if name in ("addcmul", "addcdiv") and len(arguments) > 2:
-            product = combined(ast.Mult() if name == "addcmul" else ast.Div(), *arguments[1:3])
-            return combined(ast.Add(), arguments[0], product)
-        if name == "lerp" and len(arguments) > 2:  # begin + weight * (end - begin)
-            step = combined(ast.Mult(), combined(ast.Sub(), arguments[1], arguments[0]), arguments[2])
-            return combined(ast.Add(), arguments[0], step)
-        op = {"add": ast.Add(), "sub": ast.Sub(), "div": ast.Div(), "true_divide": ast.Div()}.get(name, ast.Mult())
-        return combined(op, *arguments[:2])
-
-    def _weight_operation(
-        self, name: str, weight: Weight, args: list[Any], kwargs: dict[str, Any], node: ast.AST
-    ) -> Any:
-        """Return a weight after a function of torch: the same, cut into parts of its rows, or changed."""
-        changes = {"neg", "masked_fill", "div", "true_divide", "roll", "pad", "flip", "sub", "dropout"}
-        if name == "clone":
-            return replace(weight, is_copy=True)
-        if name in VIEWS or name in KEEP_FEATURES - changes:
-            return weight
-        if name in CUTS:
-            count = args[0] if args else kwargs.get("chunks", kwargs.get("split_size_or_sections"))
-            number = 3  # at least, where it is not known: what the parts meet shows that they differ
-            if isinstance(count, (tuple, list)):
-                number = len(count)
-            elif name.endswith(("chunk", "tensor_split")) and isinstance(count, int):
-                number = count
-            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
-            if dim not in (0, -2):
-                return [self._changed_weight(weight, node)] * number
-            return [self._weight_part(weight, i, node) for i in range(number)]
-        if name in ASK_SIZES or name in ("shape", "dim"):
-            return Size()
-        return self._changed_weight(weight, node)
-
-    def _weight_part(self, weight: Weight, which: Any, node: ast.AST) -> Weight:
-        """Return some rows of a weight, with the place where they are taken."""
-        part = (*weight.part, ("rows", which))
-        use = self.reader.use_of(weight.key)
-        line, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0) or 0
-        use.lines.setdefault(part, place(self.context.filename, line))
-        use.spans.setdefault(part, (self.context.filename, line, last))
-        return replace(weight, part=part)
-
-    def _change_weight(self, weight: Weight, node: ast.AST) -> None:
-        """Record that a weight is changed number by number before it is multiplied."""
-        use = self.reader.use_of(weight.key)
-        use.changed = use.changed or weight.changed or place(self.context.filename, getattr(node, "lineno", 0))
-
-    def _product(self, name: str, arguments: list[Any], node: ast.AST) -> Any:
-        """Return a product of matrices. An own weight in it makes it a layer; layers' outputs in it meet each other."""
-        values = [value for item in arguments for value in (item if isinstance(item, (tuple, list)) else [item])]
-        weights = [value for value in values if isinstance(value, Weight)]
-        where = span_of(node, self.context)
-        flows = [value for value in values if isinstance(value, Flow)]
-        notes = notes_in(values)
-        for slot, value in enumerate(values):
-            if isinstance(value, Flow) and weights:
-                self.reader.meet(value, "layer", where, slot)
-            elif isinstance(value, Flow):
-                self.reader.pass_through(value, name, where, slot)
-        if not weights:
-            notes |= self.reader.notes_of_call(values, name)
-        for weight in weights:
-            use = self.reader.use_of(weight.key)
-            use.calls += 1
-            if weight.changed:
-                use.changed = use.changed or weight.changed
-            else:
-                use.multiplied += 1
-                use.fused_by_torch |= name in PRODUCTS_WITH_FUSED_WEIGHT
-            if weight.part:
-                beside = (self.reader.number(value) for value in values if not isinstance(value, Weight))
-                use.signatures.setdefault(weight.part, set()).add(("layer", where, *beside))
-        if len(weights) == 1 and name in PRODUCTS_WITH_WEIGHT and not weights[0].changed:
-            origins = frozenset({(weights[0].key, weights[0].part)})
-            if name.startswith("conv"):
-                return Flow(origins, (OTHER, FEATURES, *[OTHER] * int(name[-2])), is_open=False)
-            count = axis_count([next((value for value in values if isinstance(value, (Unknown, Flow))), None)])
-            axes = (FEATURES,) if count is None else (*[OTHER] * (count - 1), FEATURES)
-            return Flow(origins, axes, is_open=count is None)
-        if weights:
-            returns_pair = name in ("lstm_cell", "multi_head_attention_forward", "lstm", "gru")
-            return (Unknown(), Unknown()) if returns_pair else Unknown()
-        if len(flows) == 1 and len(values) == 2 and isinstance(values[1], Flow) and name in ("matmul", "bmm", "mm"):
-            return altered(flows[0], notes=notes)  # a mixture over positions leaves the features as they are
-        return Unknown(notes=notes)
-
-    def _join_tensors(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return the result of `cat`, `stack` and the like: parts put together again are one output."""
-        arguments = [*args, *kwargs.values()]
-        if name == "where":
-            for slot, value in enumerate(arguments):
-                self.reader.pass_through(value, "where", slot)
-            return merged(flows_in(arguments), notes_in(arguments)) if flows_in(arguments) else Unknown()
-        pieces = self._items_of(arguments[0]) or [arguments[0]]
-        dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else JOIN_AXES.get(name, 0)))
-        flow = next(iter(flows_in(pieces)), None)
-        is_along = is_feature_axis(flow, dim)
-        if name == "stack":  # along a new axis; where that is one of the last two, a view can join the features again
-            is_along = True if dim in (-1, -2) else None
-        joined = self._put_together(pieces, is_along, is_stack=name == "stack")
-        if not isinstance(joined, Flow) or flow is None:
-            return joined
-        origins = {key for key, _ in joined.origins}
-        return altered(joined, axes=flow.axes if len(origins) == 1 and name != "stack" else None)
-
-    def _put_together(self, pieces: Sequence[Any], is_along: bool | None, is_stack: bool) -> Any:
-        """Return one tensor that several tensors are put together in.
-
-        If all parts of a layer's output are together again, their notes are dropped: what each part was combined with
-        was one operation on the whole output.
-
-        Args:
-            pieces: the tensors.
-            is_along: whether they are joined along the feature axis; None: not known.
-            is_stack: whether they are along a new axis, so that only a view joins them.
-        """
-        notes, flows = notes_in(pieces), flows_in(pieces)
-        is_complete = all(is_complete_output(key, pieces, is_along) for key in {note.key for note in notes})
-        if is_complete and not is_stack:
-            notes = frozenset()
-        if not flows:
-            stacked = Unknown(notes=notes, number=self.reader.number(["joined", is_stack, *pieces]))
-            stacked.is_stacked = is_complete and is_stack
-            return stacked
-        return replace(merged(flows), notes=notes, is_stacked=is_complete and is_stack)
-
-    def _cut_in_parts(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """Return the parts that `chunk`, `split` or a similar function cuts a tensor into."""
-        plain = {"unbind": 0, "hsplit": 1, "dsplit": 2, "vsplit": 0}
-        if name == "unbind":
-            dim = kwargs.get("dim", args[0] if args else 0)
-            sections = None
-        else:
-            sections = args[0] if args else next((kwargs[k] for k in SECTIONS if k in kwargs), None)
-            dim = plain.get(name, kwargs.get("dim", args[1] if len(args) > 1 else 0))
-        axis = axis_index(flow, dim) if isinstance(dim, int) else None
-        if axis is None and isinstance(dim, int) and dim > 0 and flow.is_open and flow.axes == (FEATURES,):
-            sure = isinstance(sections, int) if name.endswith(("chunk", "tensor_split")) else all_ints(sections)
-            if sure or dim > 1:
-                axis, flow = dim, with_features_at(flow, dim)
-        if flow.axes is None or axis is None:
-            return SameParts(flow) if not isinstance(sections, (tuple, list)) else [flow] * len(sections)
-        where = span_of(node, self.context)
-        piece = altered(flow, axes=axes_without(flow.axes, axis)) if name == "unbind" else flow
-        kind = flow.axes[axis]
-        number = sections if isinstance(sections, int) and name.endswith(("chunk", "tensor_split")) else None
-        if isinstance(sections, (tuple, list)) and not any(isinstance(s, Rest) for s in sections):
-            number = len(sections) + name.endswith("tensor_split")
-        if kind in (OTHER, MIXED):
-            return [piece] * number if number is not None else SameParts(piece)
-        parts = Parts(flow, where, axis) if name != "unbind" else UnboundParts(flow, where, axis)
-        return [self._part_at(parts, i) for i in range(number)] if number is not None else parts
-
-    def _narrow(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Flow:
-        """Return the result of `narrow`, `select` or a similar function: one part along an axis."""
-        dim = kwargs.get("dim", args[0] if args else 0)
-        axis = axis_index(flow, dim) if isinstance(dim, int) else None
-        if axis is None or flow.axes is None:
-            return flow
-        if name == "select":
-            index = args[1] if len(args) > 1 else kwargs.get("index")
-            return self._select_at(flow, axis, index, span_of(node, self.context), node)
-        if name == "index_select":
-            index = args[1] if len(args) > 1 else kwargs.get("index")
-            return self.reader.take_part(flow, axis, ("index", self.reader.number(index)), "slice", node, self.context)
-        which = tuple(str(plain_or_type(value)) for value in args[1:] or kwargs.values())
-        return self.reader.take_part(flow, axis, which, "slice", node, self.context)
-
-    def _feature_count(self, flow: Flow) -> int | None:
-        """Return the number of features of a whole output of one layer; None for a part, or if it is not known."""
-        keys = {key for key, part in flow.origins}
-        parts = [part for _, part in flow.origins if part]
-        return self.reader.rows.get(keys.pop()) if len(keys) == 1 and not parts else None
-
 
 def _is_item_pair(pair: Any) -> bool:
     """Return whether a value is the key and the value of a mapping's item."""
@@ -1214,17 +765,3 @@ def _holds_module(value: Any) -> bool:
 def _truth_of(value: Any) -> bool | None:
     """Return whether a condition is true; None if that is not known."""
     return bool(value) if isinstance(value, (int, float, str, type(None))) else None
-
-
-def slice_key(item: slice, written: ast.AST) -> tuple[Any, ...]:
-    """Return which part a slice takes: its bounds as numbers, or as the source writes them."""
-    bounds = (item.start, item.stop, item.step)
-    if all(isinstance(bound, int | None) for bound in bounds):
-        return bounds
-    return ("written", ast.unparse(written))
-
-
-def span_of(node: ast.AST, context: Context) -> tuple[Any, ...]:
-    """Return the place of a syntax node: (file, first line, column, last line)."""
-    line = getattr(node, "lineno", 0)
-    return (context.filename, line, getattr(node, "col_offset", 0), getattr(node, "end_lineno", line))
