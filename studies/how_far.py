@@ -1,6 +1,6 @@
 """How far to go: is it better to go half of the way to the isometry than all of it?
 
-The question, what each outcome would mean and the rules are in docs/studies/how_far/index.md, frozen with this file.
+The question, what each outcome would mean and the rules are in docs/studies/how_far/plan.md, frozen with this file.
 Run it with `python -m studies.driver how_far queue`.
 """
 

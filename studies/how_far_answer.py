@@ -1,4 +1,4 @@
-"""Answer the question of the study how_far from its outcomes, by the rules that its page froze.
+"""Answer the question of the study how_far from its outcomes, by the rules of its frozen plan.
 
 python -m studies.how_far_answer      reads outcomes.csv, which `python -m studies.report how_far` writes
 """
@@ -65,7 +65,7 @@ def joint_outcome(outcomes: Sequence[Outcome]) -> Outcome:
 def answer(lines: Sequence[Row]) -> str:
     """Return the answer to the study's question in words.
 
-    The cases are those of the page, in its order but for "worse than FIRE in a stream", which is looked for first.
+    The cases are those of the plan, in its order but for "worse than FIRE in a stream", which is looked for first.
 
     Args:
         lines: of outcomes.csv, as text.
