@@ -10,9 +10,8 @@ says if they do not.
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,7 +25,6 @@ from fire_core.weights import distributed
 from fire_core.weights.as_new import (
     ABSENT,
     MASTER_KEY,
-    Contents,
     Knowledge,
     Rehearsal,
     are_equal,
@@ -35,7 +33,6 @@ from fire_core.weights.as_new import (
     list_differences,
     state_of,
 )
-from fire_core.weights.nested import nested_tensors
 from fire_core.weights.new_optimizer import (
     Builder,
     CannotBuildError,
@@ -43,7 +40,8 @@ from fire_core.weights.new_optimizer import (
     steps_without_states,
     without_side_effects,
 )
-from fire_core.weights.optimizers import attributes_of, held_optimizers, optimizers_of, parameters_of, with_inner
+from fire_core.weights.optimizers import held_optimizers, optimizers_of, parameters_of, with_inner
+from fire_core.weights.renewal import reset_as_learnt, zeroed
 
 Rows = Tensor | slice | Sequence[int]
 # State of torch's optimizers that has the weight's shape and does not begin at zero. From the name of the state to the
@@ -218,7 +216,7 @@ class StateReset:
         if unit.builder is not None and unit.rehearsal is not None:
             try:
                 kept = _rehearse(unit.rehearsal, chosen)
-                _reset_learnt(unit.parts, unit.builder, unit.knowledge, parameters)
+                reset_as_learnt(unit.parts, unit.builder, unit.knowledge, parameters)
                 self._note_what_is_left(unit.parts, unit.rehearsal, chosen, kept)
             except CannotBuildError as error:
                 problem = str(error)
@@ -277,12 +275,12 @@ class StateReset:
                     del part.state[p]
                     continue
                 if not isinstance(state, dict):
-                    _zeroed(state)
+                    zeroed(state)
                     continue
                 for key, value in state.items():
                     if key != MASTER_KEY:
                         is_copy = key in _COPIES_IN_UNKNOWN and isinstance(value, Tensor) and value.shape == p.shape
-                        state[key] = value.copy_(p) if is_copy else _zeroed(value)
+                        state[key] = value.copy_(p) if is_copy else zeroed(value)
         self.notes[
             f"{type(part).__name__} was reset without knowing what a new one holds ({problem}): the states of the "
             f"parameters are {'gone' if makes_states_anew else 'zero'} now, and what it keeps elsewhere, as in its "
@@ -309,7 +307,7 @@ class StateReset:
             problem = unit.problem
             if unit.builder is not None:
                 try:
-                    _reset_learnt(unit.parts, unit.builder, unit.knowledge, {id(p): p})
+                    reset_as_learnt(unit.parts, unit.builder, unit.knowledge, {id(p): p})
                 except CannotBuildError as error:
                     problem = str(error)
             if problem:
@@ -439,24 +437,9 @@ def _reset_known(part: Optimizer, chosen: set[int]) -> None:
                 state["step"].zero_()
                 state["sum"].fill_(group["initial_accumulator_value"])
             elif captured or MASTER_KEY in state:
-                state.update({key: _zeroed(value) for key, value in state.items() if key != MASTER_KEY})
+                state.update({key: zeroed(value) for key, value in state.items() if key != MASTER_KEY})
             else:
                 del part.state[p]
-
-
-def _zeroed(value: Any) -> Any:
-    """Return a value of a state with its numbers set to zero, in place if possible; other objects stay as they are."""
-    if isinstance(value, Tensor):
-        return value.zero_()
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return type(value)(0)
-    if isinstance(value, dict):
-        value.update({key: _zeroed(part) for key, part in value.items()})
-    elif isinstance(value, list):
-        value[:] = map(_zeroed, value)
-    elif type(value) is tuple:
-        return tuple(map(_zeroed, value))
-    return value
 
 
 # ------------------------------------------------------------------------------------------ optimizers of others
@@ -480,7 +463,7 @@ def _rehearse(rehearsal: Rehearsal, chosen: set[int]) -> list[str]:
     copies = rehearsal.copies
     trained = list(with_inner(rehearsal.trained))
     to_reset = {key: p for key, p in copies.items() if key in chosen}
-    _reset_learnt(trained, rehearsal.builder, rehearsal.knowledge, to_reset)
+    reset_as_learnt(trained, rehearsal.builder, rehearsal.knowledge, to_reset)
     fresh = copies_of(copies)
     new = rehearsal.builder.build(fresh)
     pairs = {key: (copies[key], fresh[key]) for key in copies}
@@ -520,153 +503,6 @@ def _left_in_groups(parts: Sequence[Optimizer], rehearsal: Rehearsal, chosen: se
                     if not are_equal(group[key], defaults[key]):
                         lines.append(f"has {key}={group[key]!r} in a group, a new one {defaults[key]!r}: it stays")
     return sorted(set(records)), sorted(set(lines))
-
-
-def _reset_learnt(
-    parts: Sequence[Optimizer], builder: Builder, knowledge: Sequence[Knowledge], parameters: Mapping[int, Tensor]
-) -> None:
-    """Reset parameters in optimizers as stand-ins have shown.
-
-    Args:
-        parts: an optimizer and those that it holds: the user's, or the trained one of a rehearsal.
-        builder: builds new optimizers of that class.
-        knowledge: what was learnt of each part.
-        parameters: the parameters of `parts` that are to be reset, by the `id` of the user's parameters.
-
-    Raises:
-        CannotBuildError: no new optimizer can be built on copies of these parameters.
-    """
-    firsts = [known.first for known in knowledge]
-    new: list[Optimizer | None] = [None for _ in parts]
-    twins: dict[int, Tensor] = {}
-    if any(known.constructs or _has_large_tensors(known) for known in knowledge):
-        copies = copies_of(parameters)
-        new = [*with_inner(builder.build(copies))]
-        firsts = [Contents.of(part) for part in new if part is not None]
-        twins = {id(p): copies[key] for key, p in parameters.items()}
-    ids = {id(p) for p in parameters.values()}
-    for part, known, first, new_part in zip(parts, knowledge, firsts, new, strict=True):
-        is_whole = []
-        for group in part.param_groups:
-            with_state = [p for p in group["params"] if state_of(part, p)] or group["params"]
-            is_whole.append(all(id(p) in ids for p in with_state))
-            for p in group["params"]:
-                if id(p) in ids and state_of(part, p):
-                    _renew_state(part, p, state_of(new_part, twins[id(p)]) if new_part is not None else {})
-        twin_pairs = [(p, twins.get(id(p))) for p in parameters.values()]
-        by_parameter = {
-            *(key for key in known.common if _renew_by_parameter(part.state[key], new_part, key, twin_pairs)),
-            *(
-                name
-                for name in known.attributes
-                if _renew_by_parameter(getattr(part, name, None), new_part, name, twin_pairs)
-            ),
-        }
-        for group, new_group, group_is_whole in zip(part.param_groups, first.groups, is_whole, strict=True):
-            if group_is_whole:
-                for name in known.records:
-                    _renew(group, name, new_group)
-        if all(is_whole):
-            for key in known.common - by_parameter:
-                _renew(part.state, key, first.common)
-            for name in known.attributes - by_parameter:
-                value = first.attributes.get(name, ABSENT)
-                if value is ABSENT:
-                    delattr(part, name)
-                else:
-                    setattr(part, name, _renewed(getattr(part, name, ABSENT), value))
-
-
-def _has_large_tensors(known: Knowledge) -> bool:
-    """Return whether a new optimizer holds tensors of more than one number outside of the parameters' states.
-
-    Only tensors that steps change count. On stand-ins they have other sizes, so a new one must be built on full copies.
-    """
-    firsts = [first.get(name) for first in known.first.groups for name in known.records]
-    firsts += [known.first.attributes.get(name) for name in known.attributes]
-    firsts += [known.first.common.get(key) for key in known.common]
-    return any(tensor.numel() > 1 for first in firsts for tensor in nested_tensors(first))
-
-
-def _renew_state(part: Optimizer, p: Tensor, new: Mapping[Any, Any]) -> None:
-    """Give the state of a parameter its first values.
-
-    Args:
-        part: the optimizer.
-        p: a parameter for which it keeps a state.
-        new: the state in a new optimizer, as `state_of` returns it.
-    """
-    state: Any = part.state[p]
-    if not isinstance(state, dict):
-        if None in new:
-            part.state[p] = _renewed(state, new[None])
-        else:
-            del part.state[p]
-        return
-    for key in [*state, *(key for key in new if key not in state)]:
-        if key != MASTER_KEY:
-            # The master keeps the state from being removed, and an optimizer takes one that is not empty for complete.
-            if MASTER_KEY in state and key not in new:
-                state[key] = _zeroed(state[key])
-            else:
-                _renew(state, key, new)
-    if not state:
-        del part.state[p]
-
-
-def _renew_by_parameter(
-    held: Any, new_part: Optimizer | None, name: Any, pairs: Iterable[tuple[Tensor, Tensor | None]]
-) -> bool:
-    """Give the entries of parameters their first values in a mapping whose keys are parameters or their `id`s.
-
-    Args:
-        held: an attribute of an optimizer, or a piece of its state that belongs to no single parameter.
-        new_part: a new optimizer with the same attribute or piece of state; None: first values are not needed.
-        name: name of the attribute, or key of the piece of state.
-        pairs: the parameters that are reset, each with its counterpart in the new optimizer.
-
-    Returns:
-        Whether `held` is such a mapping.
-    """
-    if not isinstance(held, dict):
-        return False
-    for kind in (Tensor, int):  # one after the other: comparing a tensor with a number compares each element
-        keys = {key if kind is int else id(key) for key in held if isinstance(key, kind)}
-        chosen = [(p, q) for p, q in pairs if id(p) in keys]
-        new: Any = {} if new_part is None else attributes_of(new_part).get(name) or new_part.state.get(name) or {}
-        new_keys = {key if kind is int else id(key) for key in new if isinstance(key, kind)}
-        for p, q in chosen:
-            key, new_key = (id(p), id(q)) if kind is int else (p, q)
-            if id(q) in new_keys:
-                held[key] = _renewed(held[key], new[new_key])
-            else:
-                del held[key]
-        if chosen:
-            return True
-    return any(isinstance(key, Tensor) for key in held)
-
-
-def _renew(held: Any, key: Any, first: Mapping[Any, Any]) -> None:
-    """Give an entry of a mapping its value in `first`, or remove it if it is not there: the first step makes it."""
-    if key in first:
-        held[key] = _renewed(held.get(key), first[key])
-    else:
-        held.pop(key, None)
-
-
-def _renewed(old: Any, new: Any) -> Any:
-    """Return a value equal to `new`, in the memory of `old` if type, dtype and shape are the same."""
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        if old.shape == new.shape and old.dtype == new.dtype and type(old) is type(new):
-            return old.copy_(new)
-        return new.detach().clone()
-    if type(old) is type(new) and isinstance(old, list | tuple) and len(old) == len(new):
-        renewed = [_renewed(a, b) for a, b in zip(old, new, strict=True)]
-        return renewed if isinstance(old, list) else tuple(renewed)
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        old.update({key: _renewed(old[key], new[key]) for key in old})
-        return old
-    return copy.deepcopy(new)
 
 
 # ------------------------------------------------------------------------------------------------------------- rows
