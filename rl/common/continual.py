@@ -257,7 +257,8 @@ class Returns:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"ended": torch.tensor(self.ended).reshape(-1, 2), "total": self.total, "count": self.count} | {
+        ended = torch.tensor(self.ended, dtype=torch.float64)  # returns are float64 and stay so in a resumed run
+        return {"ended": ended.reshape(-1, 2), "total": self.total, "count": self.count} | {
             "scores": list(self.scores)
         }
 

@@ -86,6 +86,17 @@ def test_a_task_s_return_is_that_of_its_last_quarter() -> None:
     assert loaded == returns
 
 
+def test_a_resumed_run_has_the_same_returns_to_the_last_digit() -> None:
+    """9.3 and 1/3 are no numbers of float32."""
+    returns = Returns()
+    returns.add(90, [9.3])
+    returns.add(100, [1 / 3])
+    loaded = Returns()
+    loaded.load_state_dict(returns.state_dict())
+    assert loaded == returns
+    assert loaded.log_row(100, ended=True) == returns.log_row(100, ended=True)
+
+
 def test_a_return_is_that_of_whole_episodes(caplog: pytest.LogCaptureFixture) -> None:
     """Of a task whose last quarter saw no end, the last episode's; of one without an end none, and a line says so."""
     returns = Returns()
