@@ -7,7 +7,7 @@
 Each method has the same number of trials: its defaults, then points that fill its space evenly: the options of
 conf/search.yaml, and before them the learning rate, from a tenth to three times that of the setting. So base and full
 reset are tuned too. A method's option that you give is fixed and not searched. A trial is scored by its seeds' mean of
-the metric at the end of a task, over the last half of the tasks; returns and accuracies should be large, losses small.
+the metric at the end of a task, over the last half of all tasks; returns and accuracies should be large, losses small.
 Where vision tests on images, a tenth of the training images takes their place (holdout=0.1): nothing is chosen on
 images that results report. The seeds are 10,000 and above, which leaves lower ones for the runs that are reported.
 
@@ -174,7 +174,8 @@ def read_request(argv: Sequence[str]) -> Request:
         held_out.append("holdout=0.1")
         config = search.compose(methods[0] if methods else "base")
         trainer.make_task(config)  # refuses if there are too few images to hold some out
-    search = replace(search, metric=metric, has_default_metric=metric == default_metric)
+    first_task = getattr(getattr(task, "benchmark", None), "lead", 0)  # of language: a mixture may come first
+    search = replace(search, metric=metric, has_default_metric=metric == default_metric, first_task=first_task)
     folder_name = new_run(config, trainer, task, None).folder.name
     setting = folder_name.rpartition(f"-s{config.seed}-")[0].removesuffix(f"-{config.method.name}")
     methods = methods or able_methods(search)

@@ -38,6 +38,7 @@ class Search:
         has_default_metric: whether `metric` is the setting's default. Another metric makes another search, whose trials
             belong in another table.
         varying: keys of the configuration in which the trials of one search differ.
+        first_task: number of the first phase that is a task, which scores begin with.
     """
 
     program: str
@@ -48,17 +49,24 @@ class Search:
     metric: str
     has_default_metric: bool = True
     varying: tuple[str, ...] = ("method", "seed")
+    first_task: int = 0
 
     def compose(self, method: str) -> Any:
-        """Return the configuration of a method's first run, with its defaults and the first seed; not to be changed."""
-        return _composed_once(self.program, (*self.options_of(method), f"seed={self.seeds[0]}"))
+        """Return the configuration of a method's first run, with its defaults and the first seed.
+
+        It is a new copy each time, because a program's task settles options in the configuration that it is made from.
+        """
+        return copy.deepcopy(_composed_once(self.program, (*self.options_of(method), f"seed={self.seeds[0]}")))
 
     def setting(self, method: str) -> str:
         """Return the digest of everything that all trials of the method in this search have in common."""
         tuned = [option for option in self.options_of(method) if option.startswith("tuned=")]
-        values: Any = OmegaConf.to_container(self.compose(method), resolve=True)
+        config = self.compose(method)
+        values: Any = OmegaConf.to_container(config, resolve=True)
         run_identity = one_spelling(identity(values))
         common: dict[str, Any] = without(run_identity, self.varying)
+        if "boundary" in common:  # an option of agents: `auto`, and the paper's values, depend on the method
+            common["boundary"] = OmegaConf.to_container(config.boundary, resolve=False)
         fixed = [in_one_spelling(option, run_identity) for option in self.fixed_options(method)]
         if fixed or tuned:
             common["given"] = sorted(fixed + tuned)
@@ -128,7 +136,7 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
     for ended in run_jobs(missing, workers):
         method, number, seed = missing[ended.job]
         trial_scores = scores.setdefault((method, number), {})
-        trial_scores[seed] = score(ended.folder, search.metric)
+        trial_scores[seed] = score(ended.folder, search.metric, search.first_task)
         if len(trial_scores) == len(search.seeds):
             trial = replace(all_trials[method, number], scores=tuple(trial_scores[seed] for seed in search.seeds))
             append(search.table, trial, search.seeds, search.program)
@@ -181,20 +189,32 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
 
 
-def score(folder: Path, metric: str) -> float:
+def score(folder: Path, metric: str, first_task: int = 0) -> float:
     """Return the mean of a metric at the ends of the last half of the tasks; NaN if the run diverged.
+
+    All tasks are counted, and those of the last half that end without the metric, such as a return where no episode
+    ended, are left out of the mean.
 
     Args:
         folder: the run's folder.
         metric: name of a number in its rows.
+        first_task: number of the first phase that is a task.
 
     Raises:
-        ConfigError: the run is finished, but no row has the metric.
+        ConfigError: the run is finished, but no task of the last half ends with the metric.
     """
     rows = [row for row in rows_of(folder) if "kind" not in row]
-    ends = {row["phase"]: row[metric] for row in rows if metric in row}
-    if rows and not ends:
+    if not rows:
+        return math.nan
+    last_rows = {row["phase"]: row for row in rows if row["phase"] >= first_task}
+    last_half = list(last_rows.values())[len(last_rows) // 2 :]
+    values = [row[metric] for row in last_half if metric in row]
+    if not values:
+        if any(metric in row for row in rows):
+            raise ConfigError(
+                f"metric={metric} is in no row that ends one of the last {len(last_half)} tasks of {folder}: make "
+                "tasks longer, or choose another metric="
+            )
         names = [name for name, value in rows[-1].items() if "/" in name and isinstance(value, float)]
         raise ConfigError(f"metric={metric} is in no row of {folder}{near(metric, names)}")
-    values = list(ends.values())[len(ends) // 2 :]
-    return math.fsum(values) / len(values) if values else math.nan
+    return math.fsum(values) / len(values)

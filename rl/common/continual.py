@@ -258,9 +258,7 @@ class Returns:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         ended = torch.tensor(self.ended, dtype=torch.float64)  # returns are float64 and stay so in a resumed run
-        return {"ended": ended.reshape(-1, 2), "total": self.total, "count": self.count} | {
-            "scores": list(self.scores)
-        }
+        return {"ended": ended.reshape(-1, 2), "total": self.total, "count": self.count} | {"scores": list(self.scores)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""

@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import json
 import math
 import os
 import shutil
@@ -305,6 +306,47 @@ def test_a_metric_that_no_row_has_is_refused_and_never_taken_for_a_run_that_dive
     assert score(tmp_path, "train/loss") == 0.5
     with pytest.raises(ConfigError, match=r"metric=train/lss is in no row of .* \(did you mean train/loss\?\)"):
         score(tmp_path, "train/lss")
+
+
+def test_a_trial_is_scored_by_the_last_half_of_all_its_tasks(tmp_path: Path) -> None:
+    """Also if tasks lack the metric, as a return where no episode ended. A row within a task does not stand for it."""
+    returns: list[float | None] = [None, None, 1.0, 2.0, None, 8.0]
+    (tmp_path / "DONE").write_text("{}")
+
+    def write_rows(more: dict[int, float]) -> None:
+        text = ""
+        for phase, value in enumerate(returns):
+            text += (
+                json.dumps(
+                    {"phase": phase, "online/return": 7.0}
+                    | ({} if phase not in more else {"train/return": more[phase]})
+                )
+                + "\n"
+            )
+            text += (
+                json.dumps({"phase": phase, "online/return": 7.0} | ({} if value is None else {"task/return": value}))
+                + "\n"
+            )
+        (tmp_path / "metrics.jsonl").write_text(text)
+
+    write_rows({})
+    assert score(tmp_path, "task/return") == 5.0, "the mean of tasks 3 and 5"
+    assert score(tmp_path, "task/return", first_task=4) == 8.0
+    write_rows({4: 3.0})
+    with pytest.raises(ConfigError, match=r"metric=train/return is in no row that ends one of the last 3 tasks"):
+        score(tmp_path, "train/return")
+
+
+@pytest.mark.parametrize("boundary", ["dqn", "dqn_paper"])
+def test_a_search_of_agents_is_one_for_all_methods_in_any_order(boundary: str) -> None:
+    """A task settles its method's `boundary` options in its configuration, which the next method must not get."""
+    options = ("experiment=continual_cartpole", f"boundary={boundary}")
+    orders = ("base,fire,pi", "pi,fire,base", "fire")
+    requests = [read_request(["program=dqn", *options, f"method={methods}"]) for methods in orders]
+    assert len({request.search.table for request in requests}) == 1
+    assert len({request.search.setting(method) for request in requests for method in request.methods}) == 1
+    other = read_request(["program=dqn", *options, "method=base", "boundary.replay=new"])
+    assert other.search.table != requests[0].search.table
 
 
 def test_after_a_kill_a_search_ends_with_the_same_table_and_winner(
