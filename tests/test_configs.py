@@ -211,8 +211,8 @@ def test_a_named_setting_has_the_paper_s_values_on_any_data(where: tuple[str, ..
     [
         (FOLDER, 0.1, f"none, there is no {FILES}/warm_start_folder/redo.yaml"),
         (("benchmark=warm_start", "dataset=cifar10"), 0.5, f"{FILES}/warm_start_cifar10/redo.yaml"),
-        (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, f"none, there is no {FILES}/none/redo.yaml"),
-        (("experiment=fig2a_cifar10", "tuned=none"), 0.1, f"none, there is no {FILES}/none/redo.yaml"),
+        (("benchmark=warm_start", "dataset=cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
+        (("experiment=fig2a_cifar10", "tuned=none"), 0.1, "none, as tuned=none says"),
         (
             ("experiment=fig2a_cifar10", "tuned=auto", "benchmark=continual"),
             0.05,
@@ -225,6 +225,17 @@ def test_which_tuned_values_a_run_takes(options: tuple[str, ...], threshold: flo
     config = compose(*options, "method=redo")
     assert config.method.threshold == threshold
     assert line_of(*options, "method=redo") == f"tuned values: {line}"
+
+
+def test_the_line_of_tuned_values_has_those_that_are_given() -> None:
+    """A given rate is a value that the run takes, and where none are asked for no file is missed."""
+    runtime = compose_with_hydra("vision", (*FOLDER, "method=fire")).hydra.runtime
+    given = ("method=fire", "lr=3e-3", "seed=1", "method.blend=0.5")
+    missing = f"there is no {FILES}/warm_start_folder/fire.yaml"
+    assert tuned_values_taken(runtime, given) == (
+        f"tuned values: none but the given lr=3e-3 method.blend=0.5, {missing}"
+    )
+    assert tuned_values_taken(runtime) == f"tuned values: none, {missing}"
 
 
 def test_the_setting_s_name_is_no_part_of_what_a_run_is() -> None:

@@ -9,6 +9,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import string
 import sys
@@ -109,7 +110,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
     try:
         if HydraConfig.initialized():
             refuse_another_folder()
-            outcome.tuned = tuned_values_taken(HydraConfig.get().runtime)
+            outcome.tuned = tuned_values_taken(HydraConfig.get().runtime, given_overrides())
         yield outcome
     except SystemExit:
         outcome.state = "stopped"
@@ -144,11 +145,12 @@ def refuse_another_folder() -> None:
         raise ConfigError("hydra.job.chdir=true: runs would be written below another folder; set paths.runs= instead")
 
 
-def tuned_values_taken(runtime: RuntimeConf) -> str | None:
+def tuned_values_taken(runtime: RuntimeConf, given: Sequence[str] = ()) -> str | None:
     """Return a line of the log that names the files which gave the method's tuned values.
 
     Args:
         runtime: Hydra's record of the composition: the chosen file of each group, and the folders it searched.
+        given: what the command line sets, as it was given.
 
     Returns:
         Such as `tuned values: conf/tuned/values/warm_start_digits/redo.yaml`; None if the program has no tuned values.
@@ -159,8 +161,13 @@ def tuned_values_taken(runtime: RuntimeConf) -> str | None:
     groups = ("tuned/values", "tuned/searched")
     files = [f"{group}/{choices[group]}.yaml" for group in groups if choices.get(group, "none") != "none"]
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
-    existing = [f"conf/{file}" for file in files if any((folder / file).exists() for folder in folders)]
-    return f"tuned values: {', '.join(existing) or f'none, there is no conf/{files[0]}'}"
+    if existing := [f"conf/{file}" for file in files if any((folder / file).exists() for folder in folders)]:
+        return f"tuned values: {', '.join(existing)}"
+    if choices["tuned"] == "none":
+        return "tuned values: none, as tuned=none says"
+    values = [option for option in given if re.match(r"[+]*(lr|optimizer[.]\w+|method[.].+)=", option)]
+    besides = f" but the given {' '.join(values)}" if values else ""
+    return f"tuned values: none{besides}, there is no conf/{files[0]}"
 
 
 def _record(outcome: Outcome) -> None:

@@ -65,6 +65,16 @@ def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
     return dict.fromkeys(idle, f"beside the optimizer that method={config.method.name} brings")
 
 
+def refuse_second_rate(config: DictConfig) -> None:
+    """Refuse `lr=` beside `optimizer.lr=`, which is the rate then, unless the method reads `lr`.
+
+    Raises:
+        ConfigError: the user has set both.
+    """
+    if {"lr", "optimizer.lr"} <= {*given_options()} and not method_reads(config, "lr"):
+        raise ConfigError(f"lr has no effect beside optimizer.lr={config.optimizer.lr}: give one of the two")
+
+
 def method_reads(config: DictConfig, option: str) -> bool:
     """Return whether the method, or a method of a chain, has an option that refers to a number of the trainer.
 

@@ -109,6 +109,7 @@ VISION = {
         "optimizer.weight_decay has no effect beside the optimizer that method=muon brings"
     ),
     "method=upgd lr=0.1": UPGD,
+    "lr=0.1 optimizer.lr=0.01": "lr has no effect beside optimizer.lr=0.01: give one of the two",
     "method=chain method.of=fire+upgd lr=0.1": "lr has no effect beside the optimizer that method=fire+upgd brings",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",
     "batch_size=1 model.norm=true": "model=mlp cannot take images (1, 1, 8, 8): Expected more than 1 value per",
