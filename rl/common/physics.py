@@ -4,6 +4,8 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from harness.config.errors import ConfigError
 
 PARAMETERS = ("gravity", "friction", "mass", "actuator")
@@ -34,6 +36,23 @@ class Physics:
             "actuator": [model.actuator_gear],
         }
         self._original = {name: [array.copy() for array in arrays] for name, arrays in self._arrays.items()}
+
+    def without_effect(self) -> list[str]:
+        """Return the parameters that change nothing in this world, such as friction where no two bodies touch.
+
+        Whatever is not sure to have no effect is taken to have one.
+        """
+        model = self._model
+        touch = model.geom_contype[:, None] & model.geom_conaffinity[None]  # (geoms, geoms), not 0 where they may touch
+        bodies, condim = model.geom_bodyid, model.geom_condim
+        slides = np.maximum.outer(condim, condim) > 1
+        slides &= ((touch | touch.T) != 0) & (bodies[:, None] != bodies[None])
+        has_effect = {
+            "gravity": model.opt.gravity.any(),
+            "friction": model.npair > 0 or slides.any(),
+            "actuator": model.actuator_gear.any(),
+        }
+        return [name for name, effect in has_effect.items() if not effect]
 
     def change(self, factors: Mapping[str, float]) -> None:
         """Set each parameter to its original value times a factor, from the next episode on.

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from harness.config.errors import ConfigError
+from harness.config.given import given_overrides
 from harness.training import seeding
 from rl.common.continual import ContinualControl, check_one_interface
 from rl.common.environments import bounds, check_continuous
@@ -31,8 +33,8 @@ class Tasks:
         size: length to which observations are padded.
 
     Raises:
-        ConfigError: the control tasks have actions of different lengths, one has no time limit, or the stream changes
-            physics and an environment is not MuJoCo's.
+        ConfigError: the control tasks have actions of different lengths, one has no time limit, the stream changes
+            physics and an environment is not MuJoCo's, or the user has set a parameter that changes nothing in them.
     """
 
     def __init__(self, benchmark: ContinualControl, control: Control, seed: int) -> None:
@@ -41,6 +43,7 @@ class Tasks:
         self.controls = [replace(control, task=name) for name in names]
         sizes: list[int] = []
         actions: dict[str, int] = {}
+        idle = set(benchmark.physics)  # parameters that have no effect in any of the environments
         for name, task_control in zip(names, self.controls, strict=True):
             env = task_control.make()
             try:
@@ -48,11 +51,26 @@ class Tasks:
                 actions[name] = env.action_size
                 decisions_at_most(env, control.action_repeat)  # refuses an environment without a time limit
                 if benchmark.physics:
-                    Physics(env.env)
+                    idle &= {*Physics(env.env).without_effect()}
             finally:
                 env.close()
+        refuse_idle_physics(idle, ", ".join(names))
         check_one_interface("actions", actions)
         self.size = benchmark.size_for(names[0], sizes)
+
+
+def refuse_idle_physics(idle: set[str], names: str) -> None:
+    """Refuse parameters of physics that the user has set although they change nothing in these environments.
+
+    Those that a preset sets are kept, so that the others are drawn as they were before.
+
+    Raises:
+        ConfigError: the message names the first.
+    """
+    given = [option.lstrip("+") for option in given_overrides()]
+    for name in sorted(idle):
+        if any(option.startswith("benchmark.physics") and name in option for option in given):
+            raise ConfigError(f"benchmark.physics.{name} has no effect in env.task={names}: leave it out")
 
 
 class Stepped(NamedTuple):

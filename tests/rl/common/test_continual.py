@@ -51,6 +51,27 @@ def test_mujoco_s_physics_are_scaled() -> None:
     np.testing.assert_allclose(model.body_mass, mass)
 
 
+@pytest.mark.parametrize(
+    ("task", "idle"),
+    [("Hopper-v5", []), ("InvertedDoublePendulum-v5", ["friction"]), ("Pusher-v5", ["gravity", "friction"])],
+)
+def test_parameters_that_change_nothing_are_known(task: str, idle: list[str]) -> None:
+    """The bodies of a pendulum do not touch; those of Pusher do, without friction, in a world without gravity."""
+    env = gymnasium.make(task)
+    physics = Physics(env)
+    assert physics.without_effect() == idle
+
+    def state_after_steps(factors: dict[str, float]) -> np.ndarray:
+        physics.change(factors)
+        env.reset(seed=0)
+        for _ in range(20):
+            state = env.step(np.full(env.action_space.shape, 0.3, np.float32))[0]
+        return np.asarray(state)
+
+    assert np.array_equal(state_after_steps({}), state_after_steps(dict.fromkeys(idle, 3.0)))
+    assert not np.array_equal(state_after_steps({}), state_after_steps({"mass": 3.0}))
+
+
 def test_factors_are_even_in_the_logarithm() -> None:
     benchmark = ContinualControl(physics={"gravity": [0.25, 4.0], "mass": [1.0, 1.0]})
     found = np.log([benchmark.change(0, task, 4).physics["gravity"] for task in range(500)])
