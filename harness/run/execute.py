@@ -1,6 +1,7 @@
 """Run one configuration of any program: skip a finished run, resume an interrupted one, share the first phase."""
 
 import contextlib
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -196,7 +197,8 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     """Return the run of a configuration, not yet open. Its folder's name ends in the digest of the run's identity.
 
     An existing folder of an older version is used instead. Older versions gave 1 and 1.0 two digests, and so two paths
-    of one file; and they named a folder by the preset even if another environment was put into it.
+    of one file; and they named a folder by the preset even if another environment was put into it, or by one
+    environment even if a sequence of others took turns.
 
     Raises:
         ConfigError: a name in `groups` cannot be part of a path.
@@ -205,18 +207,17 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     numbers_spelled = one_spelling(as_spelled)
     identity = without_folders(numbers_spelled)
     runs = expanded(config.paths.runs) / config.program
-    folder = runs / _folder_name(config, program, identity, own_names=True)
+    folder = runs / _folder_name(config, program, identity, NAMED_BY[0])
     identities = (identity, numbers_spelled, as_spelled)  # the newest first
-    older_folders = [(older, True) for older in identities[1:]] + [(older, False) for older in identities]
-    for older_identity, own_names in older_folders:
+    for named_by, older_identity in itertools.product(NAMED_BY, identities):
         with contextlib.suppress(ConfigError):  # a name that older versions refused, so they made no such folder
-            older_folder = runs / _folder_name(config, program, older_identity, own_names)
+            older_folder = runs / _folder_name(config, program, older_identity, named_by)
             if not folder.exists() and older_folder.exists():
                 folder, identity = older_folder, older_identity
     shown = OmegaConf.to_container(config, resolve=True)
     assert isinstance(shown, dict)
-    for group in program.groups:
-        shown[group] = {**shown[group], "name": own_name(group, shown[group])}
+    for group, name in zip(program.groups, _names(config, program.groups), strict=True):
+        shown[group] = {**shown[group], "name": name}
     return Run(
         folder,
         identity,
@@ -228,13 +229,25 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
     )
 
 
-def _folder_name(config: DictConfig, program: Program[T], identity: dict[str, Any], own_names: bool) -> str:
-    """Return a folder's name, such as `warm_start-cifar10-fire-s0-1a2b3c4d`; `own_names`: see `_names`."""
-    *kind, method = _names(config, (*program.groups, "method"), own_names)
+# What a run folder is named by, newest first: the environments that take turns or the one in `env`, the one in `env`
+# always, or the preset always.
+NAMED_BY = ("environments", "environment", "preset")
+
+
+def _folder_name(config: DictConfig, program: Program[T], identity: dict[str, Any], named_by: str) -> str:
+    """Return a folder's name, such as `warm_start-cifar10-fire-s0-1a2b3c4d`; `named_by`: one of `NAMED_BY`."""
+    *kind, method = _names(config, (*program.groups, "method"), named_by)
     return f"{'-'.join(kind)}-{method}-s{config.seed}-{digest(identity)}"
 
 
-def _names(config: DictConfig, groups: tuple[str, ...], own_names: bool = True) -> list[str]:
-    """Return the names of the groups' choices: by `own_name`, or as the presets are named."""
-    names = [own_name(group, config[group]) if own_names else str(config[group].name) for group in groups]
-    return [check_name(f"{group}.name", name) for group, name in zip(groups, names, strict=True)]
+def _names(config: DictConfig, groups: tuple[str, ...], named_by: str = NAMED_BY[0]) -> list[str]:
+    """Return the names of the groups' choices, see `NAMED_BY`."""
+    names = []
+    for group in groups:
+        if named_by == "preset":
+            name = str(config[group].name)
+        else:
+            sequence = OmegaConf.select(config, "benchmark.sequence") if named_by == "environments" else None
+            name = own_name(group, config[group], sequence or ())
+        names.append(check_name(f"{group}.name", name))
+    return names

@@ -159,21 +159,31 @@ def _annotations_of_function(function: Any) -> dict[str, Any]:
 ANNOTATIONS_AS_TEXT = {"float": float, "float | None": float | None, "Optional[float]": float | None}
 
 
-def own_name(group: str, node: Mapping[str, Any]) -> str:
+LONGEST_NAME = 60  # characters of the names of a sequence of environments in a run folder's name
+
+
+def own_name(group: str, node: Mapping[str, Any], sequence: Sequence[str] = ()) -> str:
     """Return the name of a group's choice for the run folder's name.
 
     This is `name`, except where another environment was put into a preset (`env=cartpole env.task=Acrobot-v1`): then it
     is that environment's name. Gymnasium's `module:Name-v0` and `lab/Name-v0` become `Name-v0` and `lab-Name-v0`.
+    Environments that take turns are named all, such as `Walker2d-v5+Hopper-v5`, or if they are many, the first.
 
     Args:
         group: the config group, such as `env`.
         node: the group's options, with `name`, and for an environment `game` or `task`.
+        sequence: of the group env, the environments that a stream has in place of the node's; empty: that of the node.
     """
     name, option = str(node["name"]), "game" if "game" in node else "task"
     if option not in node:
         return name
     full_name = with_version(str(node[option]))
-    own = re.sub(r"[^A-Za-z0-9._+-]+", "-", full_name.rpartition(":")[2])
+    in_turn = list(dict.fromkeys(with_version(environment) for environment in sequence))
+    if group == "env" and in_turn and in_turn != [full_name]:
+        names = [_in_a_path(environment) for environment in in_turn]
+        joined = "+".join(names)
+        return joined if len(joined) <= LONGEST_NAME else f"{names[0]}+{len(names) - 1}more"
+    own = _in_a_path(full_name)
     if name == node[option]:
         return own
     preset = CONF / group / f"{name}.yaml"
@@ -184,6 +194,11 @@ def own_name(group: str, node: Mapping[str, Any]) -> str:
     if usual in (None, node[option], full_name):
         return name
     return own
+
+
+def _in_a_path(environment: str) -> str:
+    """Return an environment's name without its module, and with - for what cannot be part of a path."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", environment.rpartition(":")[2])
 
 
 def with_version(name: str) -> str:

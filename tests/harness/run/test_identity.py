@@ -177,6 +177,30 @@ def test_names(node: dict[str, str], name: str) -> None:
     assert own_name("env", OmegaConf.create(node)) == name
 
 
+@pytest.mark.parametrize(
+    ("sequence", "name"),
+    [
+        (["Acrobot-v1"], "Acrobot-v1"),
+        (["CartPole-v1", "my.module:lab/Maze-v0", "CartPole"], "CartPole-v1+lab-Maze-v0"),
+        (["CartPole"], "cartpole"),
+        ([f"An-environment-with-a-long-name-v{i}" for i in range(9)], "An-environment-with-a-long-name-v0+8more"),
+    ],
+)
+def test_environments_that_take_turns_are_named(sequence: list[str], name: str) -> None:
+    """They are in place of the preset's own, so its name would be wrong."""
+    assert own_name("env", OmegaConf.create({"name": "cartpole", "game": "CartPole-v1"}), sequence) == name
+
+
+def test_a_folder_that_an_older_version_named_by_the_preset_of_a_sequence_is_still_the_run_s(tmp_path: Path) -> None:
+    stream = ("benchmark=continual_control", "benchmark.tasks=2", "benchmark.steps=200", "total_steps=400")
+    options = (*stream, "benchmark.sequence=[Acrobot-v1]", "learning_starts=20")
+    now = folder_of(DQN, tmp_path, *options)
+    assert now.name.startswith("Acrobot-v1-base-s0-")
+    older = now.with_name(now.name.replace("Acrobot-v1", "cartpole"))
+    older.mkdir(parents=True)
+    assert folder_of(DQN, tmp_path, *options) == older
+
+
 @pytest.mark.parametrize("option", ["game", "task"])
 def test_an_environment_without_its_version_is_that_of_the_newest(option: str) -> None:
     """Else one environment had two identities, and after an update of gymnasium one identity two environments."""
