@@ -75,13 +75,14 @@ def generate(
     block = int(model.block_size)  # type: ignore[arg-type]
     for _ in range(tokens):
         logits = model(prompt[:, -block:])[0][0, -1].float().cpu()  # (vocabulary,)
-        if temperature == 0:
+        divided = logits / temperature
+        if temperature == 0 or not divided.max().isfinite():  # so small that the quotient is no number of float32
             drawn = logits.argmax(keepdim=True)
         else:
             if top_k is not None:
                 smallest_kept = logits.topk(min(top_k, len(logits))).values[-1]
-                logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
-            drawn = torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)
+                divided = divided.masked_fill(logits < smallest_kept, -torch.inf)
+            drawn = torch.multinomial(divided.softmax(0), 1, generator=generator)
         prompt = torch.cat([prompt, drawn.view(1, 1).to(prompt.device)], 1)
     return prompt
 

@@ -104,7 +104,8 @@ class ContinualControl:
         for name, ends in self.physics.items():
             if name not in PARAMETERS:
                 raise ValueError(f"physics.{name} is unknown; accepted: {', '.join(PARAMETERS)}")
-            if len(ends) != 2 or not 0 < ends[0] <= ends[1] < math.inf:
+            are_numbers = isinstance(ends, Sequence) and all(type(end) in (int, float) for end in ends)
+            if not are_numbers or len(ends) != 2 or not 0 < ends[0] <= ends[1] < math.inf:
                 raise ValueError(f"physics.{name} must be [lowest, highest] with 0 < lowest <= highest, got {ends}")
 
     @property

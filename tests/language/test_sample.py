@@ -34,6 +34,8 @@ def test_tokens_are_drawn_from_the_model_s_distribution() -> None:
     generator = torch.Generator().manual_seed(0)
     greedy = generate(Next(), prompt, 12, 0.0, None, generator)
     assert greedy.tolist() == [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]]
+    for tiny in (1e-30, 1e-320):  # by the second a logit cannot be divided
+        assert generate(Next(), prompt, 12, tiny, None, generator).tolist() == greedy.tolist()
     assert generate(Next(), prompt, 12, 5.0, 1, generator).tolist() == greedy.tolist(), "the likeliest one alone"
     drawn = generate(Next(), prompt, 3000, 2.0, None, generator)[0]
     share = ((drawn[1:] - drawn[:-1]) % 10 == 1).float().mean().item()

@@ -86,6 +86,8 @@ def test_factors_are_even_in_the_logarithm() -> None:
     [
         ({"physics": {"wind": [1.0, 2.0]}}, "physics.wind is unknown; accepted: gravity"),
         ({"physics": {"mass": [2.0, 1.0]}}, r"physics.mass must be \[lowest, highest\]"),
+        ({"physics": {"mass": 2.0}}, r"physics.mass must be \[lowest, highest\] .*, got 2.0"),
+        ({"physics": {"mass": [1.0, None]}}, r"physics.mass must be \[lowest, highest\]"),
         ({"sequence": []}, "sequence must name an environment"),
     ],
 )
