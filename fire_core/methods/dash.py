@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from fire_core.methods.layers import check_plain, layers_of
 from fire_core.methods.protocol import Context, Method, Net, Variant
+from fire_core.polar.steps import to_working, working_dtype
 from fire_core.ranges import Share, checked, one_of
+from fire_core.reinit.checks import check_finite
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -24,8 +26,9 @@ class Dash(Method):
         G <- (1 - alpha) G - alpha g          g: gradient of the chunk's mean loss
     Then every filter w of a convolution (the slice of one output and one input channel), every row w of a linear layer
     and every bias vector w of either becomes w * clip(cos(w, G_w), minimum, 1), G_w being the same entries of G. Norms,
-    embeddings and buffers stay. A chunk is as large as the first phase's data. Where a trainer has no chunks (agents,
-    language), each batch counts as one.
+    embeddings, buffers and frozen weights stay. A chunk is as large as the first phase's data. Where a trainer has no
+    chunks (agents, language), each batch counts as one. Of half-precision weights G and the cosines are computed in
+    float32, and the result is rounded once.
 
     `variant=fire_paper`: the same with g of each shuffled minibatch of one pass over the data, so that only the last
     1 / alpha of them count.
@@ -59,10 +62,16 @@ class Dash(Method):
         parameters = shrinkable(net, context.spared)
         buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
         with net.mode(training=self.mode == "train"):
-            descent = smoothed_descent(parameters, context, self.alpha, in_chunks=self.variant == "original")
-        with torch.no_grad():
-            for buffer, value in buffers.items():  # train mode has moved the running statistics of batch norms
-                buffer.copy_(value)
+            try:
+                descent = smoothed_descent(parameters, context, self.alpha, in_chunks=self.variant == "original")
+            finally:
+                with torch.no_grad():
+                    for buffer, value in buffers.items():  # train mode has moved the running statistics of batch norms
+                        buffer.copy_(value)
+        names: dict[Tensor, str] = {p: name for module in net.modules.values() for name, p in module.named_parameters()}
+        named = [(names.get(p, "a weight"), p, direction) for p, direction in descent.items()]
+        check_finite((name, p) for name, p, _ in named)
+        check_finite((f"the gradient of {name}", direction) for name, _, direction in named)
         shrink_(descent, self.minimum)
         reset_optimizer_state(context.optimizers, descent)
         return {}
@@ -77,6 +86,8 @@ def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
 def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
     """Return the negative gradient of each parameter, exponentially smoothed over one pass of the next phase's data.
 
+    It is float32, or float64 of a float64 parameter.
+
     Args:
         parameters: the parameters to differentiate by.
         context: gives the batches, the chunks and the loss.
@@ -84,19 +95,23 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
         in_chunks: take one gradient for each chunk, if the trainer has chunks; otherwise one for each batch.
 
     Raises:
-        ValueError: the trainer gives no batches.
+        ValueError: the trainer gives no batches, or there is not one.
     """
     if context.batches is None or context.loss is None:
         raise ValueError("DASH needs batches of the next phase, which this trainer does not give")
-    descent = [torch.zeros_like(p) for p in parameters]
+    descent = [torch.zeros_like(p, dtype=working_dtype(p)) for p in parameters]
     if in_chunks and context.chunks is not None:
         chunks = context.chunks()
     else:
         chunks = (iter([batch]) for batch in context.batches())
+    seen = False
     for chunk in chunks:
+        seen = True
         gradients = mean_gradients(parameters, context.loss, chunk)
         for direction, gradient in zip(descent, gradients, strict=True):
             direction.mul_(1 - alpha).add_(gradient, alpha=-alpha)
+    if not seen:  # without a direction every weight would be shrunk as far as it may
+        raise ValueError("DASH needs batches of the next phase, and there is not one: the model is unchanged")
     return dict(zip(parameters, descent, strict=True))
 
 
@@ -108,13 +123,16 @@ def mean_gradients(
     samples = 0
     for inputs, targets in batches:
         size = len(targets)
-        gradients = torch.autograd.grad(loss(inputs, targets), parameters, materialize_grads=True)
+        gradients = [
+            to_working(gradient)
+            for gradient in torch.autograd.grad(loss(inputs, targets), parameters, materialize_grads=True)
+        ]
         if means:
             share = size / (samples + size)
             for mean, gradient in zip(means, gradients, strict=True):
                 mean.mul_(1 - share).add_(gradient, alpha=share)
         else:
-            means = list(gradients)
+            means = gradients
         samples += size
     return means
 
@@ -126,5 +144,6 @@ def shrink_(descent: dict[Tensor, Tensor], minimum: float) -> None:
         # A bias is one vector; a linear layer has d_out rows; a convolution has (c_out, c_in) filters.
         leading_dims = {1: 0, 2: 1}.get(parameter.ndim, 2)
         shape = parameter.shape[:leading_dims]
-        cosine = F.cosine_similarity(parameter.reshape(*shape, -1), direction.reshape(*shape, -1), dim=-1)
-        parameter.mul_(cosine.clamp(minimum, 1).view(*shape, *[1] * (parameter.ndim - leading_dims)))
+        old = to_working(parameter)
+        cosine = F.cosine_similarity(old.reshape(*shape, -1), direction.reshape(*shape, -1), dim=-1)
+        parameter.copy_(old * cosine.clamp(minimum, 1).view(*shape, *[1] * (parameter.ndim - leading_dims)))
