@@ -9,7 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -266,10 +266,12 @@ class Intervention:
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))  # torch uses 32 bits of a seed
         self.firings += 1
         self.fired.append(firing)
+        context = Context(
+            self.firings, firing.step, generator, self.batches, self.loss, self.optimizers,
+            spared=frozenset(self.kept), trainable_only=self.trainable_only,
+        )  # fmt: skip
         # Weights may have been frozen or unfrozen since the run began.
-        frozen = [p for p in self.net.parameters() if self.trainable_only and not p.requires_grad]
-        spared = frozenset([*self.kept, *frozen])
-        context = Context(self.firings, firing.step, generator, self.batches, self.loss, self.optimizers, spared=spared)
+        context = replace(context, spared=context.kept(self.net))
         self._write_masters_to_weights()
         masters = self._masters = self._all_masters()
         samples_before = {key: _sample(weight) for key, weight in self._weights().items()}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperCBP, chains
+from fire_core.methods.layers import check_units
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Decay, at_least, checked
 from fire_core.units.graph import Consumer, Units, weight
@@ -58,7 +59,7 @@ class ContinualBackprop(Method):
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
-            unit_graph(net.modules, log_omitted=True)
+            check_units(net)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
@@ -102,6 +103,8 @@ class ContinualBackprop(Method):
         ages, utilities = state["age"].split(counts), state["utility"].split(counts)  # views, written in place below
         replaced = []
         for i, units in enumerate(self.graph):
+            if units.is_frozen:
+                continue
             number = self._replacements_due(i)
             if number:
                 utility = utilities[i] / (1 - self.decay ** ages[i])

@@ -21,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fire_core.methods.layers import output_layers
 from fire_core.methods.protocol import Context, Saved
-from fire_core.units.graph import weight
+from fire_core.units.graph import is_frozen, weight
 from fire_core.units.recycle import NEW_NORM, redraw_rows_
 from fire_core.units.watch import dims_without_units, is_trained, mean_magnitude
 from fire_core.weights.topology import unwrap
@@ -100,7 +100,7 @@ def recycle_rows_(
     """Redraw the incoming weights and biases of masked units, and restart the step counters of their weights.
 
     Outgoing weights and moments stay, because the reference code changes only copies of them. The step counters of
-    incoming and outgoing weights restart, as there.
+    incoming and outgoing weights restart, as there. A layer with a frozen weight or bias stays as it is.
 
     Args:
         networks: the chain of each network.
@@ -125,7 +125,7 @@ def _recycle_rows_of_layer_(link: Link, reader: Link, mask: Tensor, context: Con
         context: gives the generator and the optimizers.
     """
     index = mask.nonzero().flatten()
-    if not len(index):
+    if not len(index) or is_frozen(link.layer):
         return
     redraw_rows_(link.layer, index, uniform, context.generator, draw_bias=True)
     touched = [link.layer.weight, link.layer.bias, reader.layer.weight]
@@ -231,6 +231,11 @@ class FirePaperCBP:
         """Return whether layer i is a convolution whose map a linear layer reads flattened."""
         return isinstance(self.links[i].layer, _ConvNd) and isinstance(self.readers[i], nn.Linear)
 
+    def _is_frozen(self, i: int) -> bool:
+        """Return whether layer i, its norm or its reader has a frozen parameter; its units then stay as they are."""
+        link, reader = self.links[i], self.readers[i]
+        return is_frozen(*(module for module in (link.layer, link.norm, reader) if module is not None))
+
     def _unit_count(self, i: int) -> int:
         """Return how many units the reference counts in layer i: inputs of its reader if flattened, else outputs."""
         reader = self.readers[i]
@@ -268,7 +273,7 @@ class FirePaperCBP:
         """
         replaced = [self._choose(i, feature) for i, feature in enumerate(features)]
         for i, index in enumerate(replaced):
-            if len(index):
+            if len(index) and not self._is_frozen(i):
                 self._replace_(i, index, generator)
         return replaced
 

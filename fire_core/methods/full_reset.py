@@ -10,6 +10,8 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 class FullReset(Method):
     """Set all weights and buffers (batch-norm statistics too) back to initial ones, and reset the optimizer's state.
 
+    Frozen weights stay.
+
     Args:
         weights: `initial` takes those at the start of the run, the same at each boundary. `new` takes those of a
             network that is built anew at each boundary, as the program builds it at the start, from a seed of the run
@@ -22,12 +24,13 @@ class FullReset(Method):
         self.builds_networks = weights == "new"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
+        kept = context.kept(net)
         reset_to = net.init if self.weights == "initial" else new_weights(context)
         for name, module in net.modules.items():
             parameters = module.named_parameters(remove_duplicate=False)
-            spared = {key: p.detach() for key, p in parameters if p in context.spared}
-            module.load_state_dict(reset_to[name] | spared)  # copies in place: ties and optimizer references stay
-        reset_optimizer_state(context.optimizers, net.parameters(context.spared))
+            old = {key: p.detach() for key, p in parameters if p in kept}
+            module.load_state_dict(reset_to[name] | old)  # copies in place: ties and optimizer references stay
+        reset_optimizer_state(context.optimizers, net.parameters(kept))
         return {}
 
 

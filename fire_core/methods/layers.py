@@ -1,17 +1,22 @@
 """Input, hidden and output layers of a network, for methods that treat them differently."""
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fire_core.methods.protocol import Net
 from fire_core.ranges import one_of
 from fire_core.units.graph import weight
+from fire_core.units.trace import unit_graph
 from fire_core.weights.layout import PRESETS, resolve
+
+log = logging.getLogger(__name__)
 
 
 def preset(option: str, value: Any) -> str | None:
@@ -45,8 +50,31 @@ def check_plain(net: Net, layers: Iterable[Layer]) -> None:
     names = {layer: name for root in net.modules.values() for name, layer in named_layers(root).items()}
     for layer in layers:
         if not all(isinstance(part, nn.Parameter | None) for part in (layer.weight, layer.bias)):
-            name = names[layer] or type(layer).__name__
+            name = names.get(layer) or type(layer).__name__
             raise ValueError(f"{name} is parametrised: its weight or bias is no parameter that can be changed")
+
+
+def check_units(net: Net) -> None:
+    """Check that a method may recycle hidden units of these networks, and log which it leaves alone.
+
+    Raises:
+        ValueError: there are no units; a layer of theirs is parametrised, is a transposed convolution or reads them in
+            groups, so that its rows and columns are not those of the units; or each unit has a frozen weight, bias or
+            norm.
+    """
+    graph = unit_graph(net.modules, log_omitted=True)
+    check_plain(net, (layer for units in graph for layer in units.layers if isinstance(layer, Layer)))
+    for units in graph:
+        readers = [consumer.layer for consumer in units.consumers]
+        if any(isinstance(layer, _ConvTransposeNd) for layer in units.layers):
+            raise ValueError(f"units {units.name}: the rows of a transposed convolution's weight are its inputs")
+        if any(isinstance(layer, _ConvNd) and layer.groups > 1 for layer in readers):
+            raise ValueError(f"units {units.name}: a grouped convolution reads them, whose columns are not all units")
+    frozen = [units.name for units in graph if units.is_frozen]
+    if len(frozen) == len(graph):
+        raise ValueError("no hidden unit can be changed: each has a frozen weight, bias or norm (requires_grad=False)")
+    if frozen:
+        log.info("hidden units with a frozen weight, bias or norm stay as they are: %s", ", ".join(frozen))
 
 
 def input_layers(module: nn.Module) -> set[Layer]:
@@ -118,6 +146,12 @@ def flattened_weights(layers: Iterable[nn.Module]) -> list[Tensor]:
     """
     distinct = dict.fromkeys(weight(layer) for layer in layers)
     return [W if W.ndim == 1 else W.flatten(1) for W in distinct]
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether a module is one of torch's norms, or one that is called so; not an activation with a weight."""
+    is_torchs = isinstance(module, (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, _NormBase))
+    return is_torchs or "norm" in type(module).__name__.lower()
 
 
 def norms(tensors: Iterable[Tensor]) -> Tensor:

@@ -98,6 +98,7 @@ class Context:
             cannot build them.
         spared: parameters that a method must not change: in a chain, those that another of its methods trains in a way
             of its own; in the loops of others, those that the user asked to keep.
+        trainable_only: whether methods keep frozen weights (`requires_grad=False`) as they are.
     """
 
     phase: int
@@ -111,6 +112,12 @@ class Context:
     step_loss: Tensor | None = None
     new_networks: Callable[[], dict[str, Weights]] | None = None
     spared: frozenset[Tensor] = frozenset()
+    trainable_only: bool = True
+
+    def kept(self, net: Net) -> frozenset[Tensor]:
+        """Return the parameters that a method must not change: the spared ones, and frozen ones if they are kept."""
+        frozen = (p for p in net.parameters() if self.trainable_only and not p.requires_grad)
+        return self.spared.union(frozen)
 
 
 @dataclass

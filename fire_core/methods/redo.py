@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import OutputWatch, chains, rectified, recycle_rows_
+from fire_core.methods.layers import check_units
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.metrics import dormant
 from fire_core.ranges import Count, NonNegative, checked
@@ -52,7 +53,7 @@ class ReDo(Method):
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
-            unit_graph(net.modules, log_omitted=True)
+            check_units(net)
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1

@@ -15,7 +15,7 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 
 
 class ShrinkAndPerturb(Method):
-    """W <- (1 - coef) W + perturb P for every parameter, P an initialisation; buffers keep their values.
+    """W <- (1 - coef) W + perturb P for every parameter, P an initialisation; buffers and frozen weights stay.
 
     `variant=original`: a new P is drawn each time, from the distribution of each parameter's own initial entries, as
     the public code adds the weights of a newly built network. `variant=fire_paper`: P is the run's own initial weights.
@@ -49,6 +49,7 @@ class ShrinkAndPerturb(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
+        kept = context.kept(net)
         for name, module in net.modules.items():
             perturbation = net.init[name]
             if self.variant == "original":
@@ -59,11 +60,11 @@ class ShrinkAndPerturb(Method):
             scaled = perturbation
             if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
                 scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
-            excluded = net.left_alone(name, context.spared)
+            excluded = net.left_alone(name, kept)
             shrink_and_perturb_(module, scaled, self.coef, excluded)
             entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
             for entry in entries:
                 if entry.action == "reinit":
                     reinitialise(entry, initial_weights(perturbation, [entry]))
-        reset_optimizer_state(context.optimizers, net.parameters(context.spared))
+        reset_optimizer_state(context.optimizers, net.parameters(kept))
         return {}

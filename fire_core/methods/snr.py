@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.fire_paper import FirePaperSilences, OutputWatch, UnitSilences, chains, recycle_rows_
+from fire_core.methods.layers import check_units
 from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.ranges import Count, at_least, checked, within
 from fire_core.units.recycle import initial_draw, is_cpu, recycle_
@@ -56,7 +57,7 @@ class SelfNormalizedResets(Method):
 
     def check(self, net: Net) -> None:
         if self.variant == "original":
-            unit_graph(net.modules, log_omitted=True)
+            check_units(net)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:

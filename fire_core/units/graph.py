@@ -63,6 +63,21 @@ class Units:
     consumers: tuple[Consumer, ...]
     norms: tuple[nn.Module, ...] = ()
 
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Return all layers that write or read the units, each once."""
+        producers = [producer.layer for producer in self.producers]
+        return list(dict.fromkeys([*producers, *(consumer.layer for consumer in self.consumers)]))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return whether a layer or norm of the units has a frozen weight or bias, so that no method may change them.
+
+        A new unit needs all of its parts: new incoming weights would change the network's output if the outgoing ones
+        could not be set to zero.
+        """
+        return is_frozen(*self.layers, *self.norms)
+
 
 def between(
     name: str, producer: nn.Module, consumer: nn.Module, norm: nn.Module | None = None, copies: int = 1
@@ -88,6 +103,11 @@ def between(
         # inputs in the order (feature, unit, position) -> for each unit, the inputs of its features and positions
         columns = torch.arange(inputs, device="cpu").view(copies, count, -1).transpose(0, 1).flatten(1)
     return Units(name, count, (Producer(producer),), (Consumer(consumer, columns),), () if norm is None else (norm,))
+
+
+def is_frozen(*modules: nn.Module) -> bool:
+    """Return whether one of these layers or norms has a parameter of its own with `requires_grad=False`."""
+    return not all(p.requires_grad for module in modules for p in module.parameters(recurse=False))
 
 
 def weight(layer: nn.Module) -> Tensor:

@@ -71,7 +71,8 @@ def recycle_(
     """Reinitialise units in place: draw incoming weights, reset norm entries, set biases and outgoing weights to zero.
 
     The units then add nothing to the network's output and can learn from the next step on, because their incoming
-    weights are not zero. Optimizer state of exactly these rows and columns is reset. Outgoing weights of all groups
+    weights are not zero. Optimizer state of exactly these rows and columns is reset. A group with a frozen weight, bias
+    or norm (`Units.is_frozen`) stays as it is. Outgoing weights of all groups
     are zeroed after all drawing, because drawing a row for a unit of the next layer would undo a zero in it.
 
     On a CPU masks become indices. On other devices no number is read from the device: new weights are drawn there, for
@@ -86,6 +87,8 @@ def recycle_(
     optimizers = list(optimizers)
     nonempty: list[tuple[Units, Tensor]] = []
     for units, selected in selections:
+        if units.is_frozen:
+            continue
         if selected.dtype == torch.bool and is_cpu(selected.device):
             selected = selected.nonzero().flatten()
         if len(selected):

@@ -12,7 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fire_core.methods.contrib.regrama import gradient_scores
+from fire_core.methods.layers import check_units
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.polar.steps import working_dtype
 from fire_core.ranges import Count, Decay, NonNegative, Share, checked, one_of
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import Draw, initial_draw
@@ -64,7 +66,7 @@ class CalibratedPartialResets(Method):
         self.utility: list[Tensor] = []
 
     def check(self, net: Net) -> None:
-        unit_graph(net.modules, log_omitted=True)
+        check_units(net)
 
     @contextmanager
     def watch(self, net: Net) -> Iterator[None]:
@@ -89,7 +91,7 @@ class CalibratedPartialResets(Method):
 
 
 def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Generator) -> None:
-    """Move units towards new ones, in place.
+    """Move units towards new ones, in place; a group with a frozen weight, bias or norm stays as it is.
 
     Args:
         units: a group of units.
@@ -97,16 +99,18 @@ def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Gene
         draw: draws the new incoming weights.
         generator: a CPU generator.
     """
+    if units.is_frozen:
+        return
     for producer in units.producers:
         rows = weight(producer.layer)[producer.start : producer.start + units.count]
         new = draw(producer.layer, rows.shape, generator).to(rows)
-        row_share = share.view(-1, *[1] * (rows.ndim - 1)).to(rows)
-        rows.copy_((1 - row_share) * rows + row_share * new)
+        row_share = share.view(-1, *[1] * (rows.ndim - 1)).to(rows.device, working_dtype(rows))
+        rows.copy_((1 - row_share) * rows + row_share * new)  # half precision is rounded once, here
     for consumer in units.consumers:
         kernel = weight(consumer.layer)
-        column_factor = torch.ones(kernel.shape[1], dtype=torch.float32, device=kernel.device)
+        column_factor = torch.ones(kernel.shape[1], dtype=working_dtype(kernel), device=kernel.device)
         columns = consumer.columns  # (units, k)
         if columns is None:
             columns = torch.arange(units.count, device=kernel.device)[:, None]
-        column_factor[columns] = (1 - share)[:, None]
-        kernel.mul_(column_factor.view(1, -1, *[1] * (kernel.ndim - 2)))
+        column_factor[columns] = (1 - share)[:, None].to(column_factor)
+        kernel.copy_(kernel * column_factor.view(1, -1, *[1] * (kernel.ndim - 2)))

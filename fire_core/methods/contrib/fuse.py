@@ -8,8 +8,8 @@ from fire_core.ranges import Decay, checked
 class Fuse(ShrinkAndPerturb):
     """Move every parameter towards that of a base model: W <- keep W + (1 - keep) W_base.
 
-    Biases, norms, embeddings and frozen weights move too; buffers stay, and the optimizer's state of all of them is
-    reset. The base is the run's own initial weights, so that this is `snp` with `variant=fire_paper` and
+    Biases, norms and embeddings move too; buffers and frozen weights stay, and the optimizer's state of all that moves
+    is reset. The base is the run's own initial weights, so that this is `snp` with `variant=fire_paper` and
     coef = perturb = 1 - keep. In the paper the base is the model before its fine-tuning; to move towards other weights
     call `fire_core.shrink_and_perturb_`.
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.polar.steps import to_working
 from fire_core.ranges import Count, Decay, checked
 
 
@@ -13,6 +14,8 @@ class HareTortoise(Method):
 
     After each step, for parameters and buffers: slow <- momentum slow + (1 - momentum) fast. The optimizer's state
     stays. The network that trains, the hare, is the one that is evaluated; the paper also evaluates the slow copy.
+    Frozen weights and constant buffers stay as they are, bit for bit. The slow copy of half-precision weights is
+    float32, because half precision would round its small steps away.
 
     In a chain, the copy starts anew after a boundary at which another method has acted. Otherwise what that method did,
     such as FIRE's isometries, would be gone when the network is next set back.
@@ -30,17 +33,23 @@ class HareTortoise(Method):
         self.slow: dict[str, dict[str, Tensor]] = {}
 
     def before_step(self, net: Net, context: Context) -> None:
-        self.slow = self.slow or Net.of(net.modules).init  # copies of the weights and buffers as they are now
+        if not self.slow:
+            for key, state in Net.of(net.modules).init.items():  # copies of the weights and buffers as they are now
+                self.slow[key] = {name: to_working(x) if x.is_floating_point() else x for name, x in state.items()}
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
         for key, module in net.modules.items():
+            parameters = dict(module.named_parameters(remove_duplicate=False))
             for name, fast in module.state_dict().items():
-                slow = self.slow[key][name]
-                if slow.is_floating_point():
+                slow, parameter = self.slow[key][name], parameters.get(name)
+                if parameter is not None and parameter.requires_grad:
                     slow.mul_(self.momentum).add_(fast, alpha=1 - self.momentum)
-                else:  # a counter, as batch norm's number of batches
+                elif parameter is not None or not slow.is_floating_point():  # frozen, or a counter, as batch norm's
                     slow.copy_(fast)
+                else:  # a buffer; the average of two equal numbers would be rounded
+                    average = (slow * self.momentum).add_(fast, alpha=1 - self.momentum)
+                    slow.copy_(torch.where(slow == fast, slow, average))
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from fire_core.methods.layers import check_plain, hidden_layers, hidden_layers_of
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.polar.steps import to_working
 from fire_core.ranges import Count, checked
 
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
@@ -18,7 +19,8 @@ class NormalizeAndProject(Method):
         W <- ||W_0|| / ||W|| W  for the weight W of each hidden layer (Frobenius norm)
         (g, b) <- ||(g_0, b_0)|| / ||(g, b)|| (g, b)  for the scale g and the shift b of each norm, jointly
     In front of a norm the size of a weight changes nothing but the effective learning rate, which is thereby held at
-    what the schedule says. The output layers, whose size matters, stay as they are, and so do biases and embeddings.
+    what the schedule says. The output layers, whose size matters, stay as they are, and so do biases and embeddings,
+    and each W or (g, b) of which something is frozen. Half precision is computed in float32 and rounded once.
     The network must have norms: `model.norm=layer` of vision's mlp, `model.norm=true` of DQN's networks.
 
     The authors have published no code. Which weights are projected and how often (each update and each 1000th gave
@@ -52,12 +54,15 @@ class NormalizeAndProject(Method):
         if not self.initial_norms:
             for key, root in net.modules.items():
                 for group in projected_groups(root):
-                    initial = [net.init[key][name] for name in group]
+                    initial = [to_working(net.init[key][name]) for name in group]
                     self.initial_norms.append((list(group.values()), nn.utils.get_total_norm(initial)))
         for tensors, initial_norm in self.initial_norms:
-            factor = (initial_norm / nn.utils.get_total_norm(tensors).clamp(min=1e-12)).to(tensors[0].dtype)
-            for tensor in tensors:
-                tensor.mul_(factor)
+            if not all(tensor.requires_grad for tensor in tensors):
+                continue
+            numbers = [to_working(tensor) for tensor in tensors]
+            factor = (initial_norm / nn.utils.get_total_norm(numbers).clamp(min=1e-12)).to(numbers[0].dtype)
+            for tensor, number in zip(tensors, numbers, strict=True):
+                tensor.copy_(number * factor)
 
 
 def projected_groups(root: nn.Module) -> list[dict[str, Tensor]]:

@@ -4,7 +4,9 @@ activations! Enhancing neuronal activity in deep reinforcement learning", NeurIP
 import torch
 from torch import Tensor
 
+from fire_core.methods.layers import check_units
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.polar.steps import to_working
 from fire_core.ranges import Count, NonNegative, checked
 from fire_core.units.graph import Units, weight
 from fire_core.units.recycle import initial_draw, recycle_
@@ -32,7 +34,7 @@ class ReGraMa(Method):
         self.threshold, self.every, self.steps = threshold, every, 0
 
     def check(self, net: Net) -> None:
-        unit_graph(net.modules, log_omitted=True)
+        check_units(net)
 
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
@@ -52,6 +54,6 @@ def gradient_scores(units: Units) -> Tensor:
     for producer in units.producers:
         kernel = weight(producer.layer)
         gradient = torch.zeros_like(kernel) if kernel.grad is None else kernel.grad
-        magnitudes.append(gradient[producer.start : producer.start + units.count].flatten(1).abs())
+        magnitudes.append(to_working(gradient)[producer.start : producer.start + units.count].flatten(1).abs())
     unit_means = torch.cat(magnitudes, 1).mean(1)
     return unit_means / (unit_means.mean() + 1e-8)

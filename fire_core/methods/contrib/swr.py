@@ -95,11 +95,11 @@ class SelectiveWeightReinitialization(Method):
 
 
 def just_trained(net: Net) -> list[tuple[str, nn.Parameter, Tensor, Tensor]]:
-    """Return name, parameter, gradient and initial value of each parameter that has a gradient, shared ones once."""
+    """Return name, parameter, gradient and initial value of each parameter that trains, shared ones once."""
     trained: dict[nn.Parameter, tuple[str, nn.Parameter, Tensor, Tensor]] = {}
     for key, module in net.modules.items():
         for name, parameter in module.named_parameters():
-            if parameter.grad is not None and parameter.numel():
+            if parameter.grad is not None and parameter.requires_grad and parameter.numel():
                 initial = net.init[key][name].to(parameter)
                 trained.setdefault(parameter, (f"{key}.{name}", parameter, parameter.grad, initial))
     return list(trained.values())

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods.protocol import Context, Method, Net
+from fire_core.polar.steps import to_working
 from fire_core.ranges import Positive, checked
 
 BETAS = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
@@ -23,7 +24,7 @@ class Trac(Method):
 
     The base optimizer's step is what happens to the weights between `before_step` and `after_step`. What other methods
     do outside of it (recycled units, weights clipped after TRAC) counts as part of d at the next step, as in the public
-    code, which looks at the weights right before each step.
+    code, which looks at the weights right before each step. Half precision is computed in float32 and rounded once.
 
     Args:
         scale: the first scale, which the paper calls s_prev; its value hardly matters.
@@ -49,7 +50,14 @@ class Trac(Method):
     def before_step(self, net: Net, context: Context) -> None:
         starts = zip(net.parameters(), self.start, strict=True)
         # (parameter, its theta_0, its value before the step), for each parameter that the step trains
-        self.trained = [(p, start, p.clone()) for p, start in starts if p.grad is not None]
+        self.trained = [
+            (p, to_working(start), to_working(p).clone())
+            for p, start in starts
+            if p.grad is not None and p.requires_grad
+        ]
+        if not self.trained:
+            self.d = []
+            return
         inverse_scale = (1 / (self.s.sum() + self.eps)).float()
         self.d = [(before - start).mul_(inverse_scale.to(before.dtype)) for _, start, before in self.trained]
         gradients = [p.grad for p, _, _ in self.trained if p.grad is not None]

@@ -13,8 +13,9 @@ from fire_core.ranges import Positive, checked
 class WeightClipping(Method):
     """After each step, clip weights and biases to zeta / sqrt(fan_in), the bound of their uniform initialisation.
 
-    Linear layers and convolutions are clipped; norms and embeddings stay. (The public code clips the one-dimensional
-    parameters of norms as if they were biases; its paper has networks without norms.)
+    Linear layers and convolutions are clipped; norms, embeddings, frozen weights and layers without inputs stay. (The
+    public code clips the one-dimensional parameters of norms as if they were biases; its paper has networks without
+    norms.)
 
     Args:
         zeta: factor of the bound.
@@ -38,7 +39,9 @@ class WeightClipping(Method):
     @torch.no_grad()
     def after_step(self, net: Net, context: Context) -> None:
         for layer in self.clipped_layers(net):
+            if not layer.weight.numel():
+                continue
             bound = self.zeta / math.sqrt(math.prod(layer.weight.shape[1:]))
             for parameter in (layer.weight, layer.bias):
-                if parameter is not None:
+                if parameter is not None and parameter.requires_grad:
                     parameter.clamp_(-bound, bound)
