@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.methods.layers import flattened_weights, hidden_layers_of
+from fire_core.methods.layers import flattened_weights, hidden_layers_of, is_norm
 from fire_core.methods.protocol import Method, Net, Variant
 from fire_core.ranges import NonNegative, Positive, checked
 
@@ -62,7 +62,9 @@ def fire_paper_weights(net: Net) -> list[Tensor]:
 
     def is_counted(module: nn.Module) -> bool:
         weight = getattr(module, "weight", None)
-        return isinstance(weight, Tensor) and (isinstance(module, (nn.Linear, _ConvNd)) or weight.ndim == 1)
+        if not isinstance(weight, Tensor):
+            return False
+        return isinstance(module, (nn.Linear, _ConvNd)) or (weight.ndim == 1 and is_norm(module))
 
     return flattened_weights(module for root in net.modules.values() for module in root.modules() if is_counted(module))
 

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core.methods import Context, Net
+from fire_core.methods.contrib.cpr import CalibratedPartialResets
+from fire_core.methods.contrib.hare_tortoise import HareTortoise
+from fire_core.methods.contrib.nap import NormalizeAndProject
+from fire_core.methods.contrib.regrama import gradient_scores
+from fire_core.methods.contrib.spectral import SpectralRegularisation
+from fire_core.methods.contrib.trac import Trac
 from fire_core.methods.dash import Dash
+from fire_core.units.trace import unit_graph
+from tests.methods.small import moment
 
 HALF = [torch.float16, torch.bfloat16]
 
@@ -76,3 +84,100 @@ def test_dash_refuses_data_without_a_batch() -> None:
     with pytest.raises(ValueError, match="there is not one: the model is unchanged"):
         Dash().at_boundary(Net.of({"m": model}), context)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+# ---------------------------------------------------------------------------------------------------------- all others
+
+
+def narrow_and_wide(dtype: torch.dtype) -> tuple[Net, Net]:
+    """A network in half precision, and one of the same numbers in float32, both with the same gradients."""
+    models = [network(dtype), network(dtype).float()]
+    for narrow, wide in zip(*(model.parameters() for model in models), strict=True):
+        narrow.grad = torch.randn_like(narrow)
+        wide.grad = narrow.grad.float()
+    first, second = (Net.of({"m": model}) for model in models)
+    return first, second
+
+
+def assert_rounded(narrow: Net, wide: Net, dtype: torch.dtype) -> None:
+    """The weights in half precision are those in float32, rounded once."""
+    for p, q in zip(narrow.parameters(), wide.parameters(), strict=True):
+        torch.testing.assert_close(p.detach(), q.detach().to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [*HALF, torch.float64])
+def test_cpr_resets_in_any_number_format(dtype: torch.dtype) -> None:
+    narrow, wide = narrow_and_wide(dtype)
+    for net in (narrow, wide):
+        for p in net.parameters():
+            p.grad[: len(p) // 2] = 0
+        method = CalibratedPartialResets(rate=0.5, every=1)
+        with method.watch(net):
+            method.after_step(net, moment())
+            method.after_step(net, moment())
+        assert all(utility.dtype != dtype or dtype == torch.float64 for utility in method.utility)
+    assert_rounded(narrow, wide, dtype)
+
+
+def test_regrama_scores_gradients_that_are_all_zero_in_half_precision() -> None:
+    narrow, _ = narrow_and_wide(torch.float16)
+    for p in narrow.parameters():
+        p.grad.zero_()
+    assert all(gradient_scores(units).eq(0).all() for units in unit_graph(narrow.modules))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_trac_steps_in_half_precision(dtype: torch.dtype) -> None:
+    narrow, wide = narrow_and_wide(dtype)
+    for net in (narrow, wide):
+        method = Trac()
+        with method.watch(net):
+            for step in range(3):
+                method.before_step(net, moment(step))
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.sub_(p.grad, alpha=0.125)
+                method.after_step(net, moment(step))
+    assert all(p.isfinite().all() for p in narrow.parameters())
+    for p, q in zip(narrow.parameters(), wide.parameters(), strict=True):
+        torch.testing.assert_close(p.float(), q, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_nap_keeps_norms_in_half_precision(dtype: torch.dtype) -> None:
+    narrow, wide = narrow_and_wide(dtype)
+    for net in (narrow, wide):
+        with torch.no_grad():
+            net.modules["m"][0].weight.mul_(300)  # whose square is infinite in float16
+        NormalizeAndProject().after_step(net, moment())
+    assert_rounded(narrow, wide, dtype)
+    with torch.no_grad():
+        narrow.modules["m"][0].weight.zero_()
+    NormalizeAndProject().after_step(narrow, moment())
+    assert not narrow.modules["m"][0].weight.any()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_tortoise_follows_in_half_precision(dtype: torch.dtype) -> None:
+    narrow, wide = narrow_and_wide(dtype)
+    for net in (narrow, wide):
+        method = HareTortoise(momentum=0.999, every=1)
+        method.before_step(net, moment())
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(2)
+        for step in range(500):
+            method.after_step(net, moment(step))
+        method.after_epoch(net, moment())
+    assert_rounded(narrow, wide, dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_spectral_penalty_in_half_precision(dtype: torch.dtype) -> None:
+    penalties = []
+    for net in narrow_and_wide(dtype):
+        with torch.no_grad():
+            net.modules["m"][0].bias.fill_(100)  # the fourth power of its norm is infinite in float16
+        penalties.append(SpectralRegularisation().penalty(net))
+    torch.testing.assert_close(*penalties, check_dtype=False)
+    penalties[0].backward()

@@ -14,6 +14,7 @@ from fire_core.methods.contrib.nap import NormalizeAndProject
 from fire_core.methods.contrib.spectral import SpectralRegularisation
 from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.dash import Dash
+from fire_core.methods.parseval import Parseval
 from tests.methods.small import Layers, moment
 from tests.parity import public
 
@@ -35,6 +36,25 @@ def test_a_computed_weight_that_stays_is_not_refused(method: Method) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- spectral
+
+
+@pytest.mark.parametrize("method", [SpectralRegularisation(), Parseval(variant="fire_paper")])
+def test_slopes_of_activations_are_no_scales_of_norms(method: Method) -> None:
+    class Gained(nn.LayerNorm):
+        """A norm under another name."""
+
+    net = nn.Sequential(nn.Linear(4, 4), Gained(4), nn.PReLU(4), nn.InstanceNorm1d(4, affine=True), nn.Linear(4, 2))
+    method.penalty(Net.of({"m": net})).backward()
+    assert net[2].weight.grad is None
+    assert net[1].weight.grad is not None
+    assert net[3].weight.grad is not None
+
+
+def test_spectral_goes_on_with_a_network_that_has_changed() -> None:
+    method, net = SpectralRegularisation(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for changed in (net, net.double(), nn.Sequential(*net, nn.Linear(4, 4)).double(), net.half()):
+        old, new = method.penalty(Net.of({"m": changed})), SpectralRegularisation().penalty(Net.of({"m": changed}))
+        torch.testing.assert_close(old, new, rtol=1e-2, atol=0)
 
 
 def test_spectral_has_the_public_code_s_penalty_and_gradient() -> None:

@@ -4,8 +4,9 @@ Continually by Spectral Regularization", ICLR 2025, arXiv 2406.06811)."""
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.layers import flattened_weights, named_layers, norms
+from fire_core.methods.layers import flattened_weights, is_norm, named_layers, norms
 from fire_core.methods.protocol import Method, Net
+from fire_core.polar.steps import to_working
 from fire_core.ranges import Count, NonNegative, checked
 
 TINY = 1e-12  # a vector of at most this length is not normalised
@@ -17,8 +18,8 @@ class SpectralRegularisation(Method):
 
     At each step, for the weight W of every linear layer and convolution (c_out, c_in k_h k_w) with its vector v:
         v <- W^T W v / ||W^T W v||, `iterations` times;  s = ||W v||, whose gradient is that of the singular value
-    The bias b of every layer adds ||b||^(2k). A norm's shift counts as a bias; its scale g adds ||g - 1||^2. Embeddings
-    and free parameters do not count.
+    The bias b of every layer adds ||b||^(2k). A norm's shift counts as a bias; its scale g adds ||g - 1||^2. Slopes of
+    activations (PReLU), embeddings and free parameters do not count. Half precision is computed in float32.
 
     The authors' code was not found. The terms of weights and scales agree with KevinGuo27/lop-jax (of arXiv
     2509.22335), which takes ||b||^2 for biases; the exponent 2k of biases here follows another third party's code,
@@ -42,11 +43,11 @@ class SpectralRegularisation(Method):
         for key, root in net.modules.items():
             groups: dict[tuple[int, ...], list[Tensor]] = {}
             for matrix in flattened_weights(named_layers(root).values()):
-                groups.setdefault(tuple(matrix.shape[-2:]), []).append(matrix)
+                groups.setdefault(tuple(matrix.shape[-2:]), []).append(to_working(matrix))
             for (m, n), group in groups.items():
                 singular_values = self._largest_singular_values(f"{key} {m}x{n}", torch.stack(group))
                 terms.append((singular_values**self.k - 1).square().sum())
-            biases, scales = biases_and_scales(root)
+            biases, scales = (list(map(to_working, vectors)) for vectors in biases_and_scales(root))
             if biases:
                 terms.append((norms(biases) ** (2 * self.k)).sum())
             terms += [(scale - 1).square().sum() for scale in scales]
@@ -64,10 +65,12 @@ class SpectralRegularisation(Method):
         """
         with torch.no_grad():
             v, iterations = self.vectors.get(key), self.iterations
-            if v is None:
+            if v is not None and v.shape == (len(W), W.shape[-1]):
+                v = self.vectors[key] = v.to(W)  # the network may have moved, or have got another number format
+            else:
                 # cos(0), cos(1), ... looks random, is the same on every machine and draws no random number
                 start = torch.arange(W.shape[-1], device=W.device).cos().to(W.dtype)
-                v = self.vectors.setdefault(key, start.expand(len(W), -1).clone())
+                v = self.vectors[key] = start.expand(len(W), -1).clone()
                 iterations = max(FIRST_ITERATIONS, iterations)
             for _ in range(iterations):
                 product = (W.mT @ (W @ v[..., None]))[..., 0]  # (b, n)
@@ -85,7 +88,7 @@ def biases_and_scales(root: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         if not isinstance(weight, Tensor):
             continue
-        if weight.ndim == 1:
+        if weight.ndim == 1 and is_norm(module):
             scales[weight] = None
         if isinstance(bias, Tensor):
             biases[bias] = None
