@@ -171,11 +171,23 @@ class OutputWatch:
         """
         if is_trained(layer) or not self.only_training:
             x = output.detach()
-            self._statistics[layer] = self.reduce(link, x, dims_without_units(layer, x))
-            self.samples = len(x)
+            dims = dims_without_units(layer, x)
+            if all(x.shape[dim] for dim in dims):  # an empty batch is not measured
+                self._statistics[layer] = self.reduce(link, x, dims)
+                self.samples = len(x)
 
     def read(self) -> list[Tensor]:
-        """Return the statistic of the last pass, one (units,) tensor for each layer."""
+        """Return the statistic of the last pass, one (units,) tensor for each layer.
+
+        Raises:
+            RuntimeError: no pass went through some layer.
+        """
+        for link in self.links:
+            if link.layer not in self._statistics:
+                raise RuntimeError(
+                    f"no pass went through {link.name}: a network that torch.compile compiled before the hooks were "
+                    "put on does not run them"
+                )
         return [self._statistics[link.layer] for link in self.links]
 
 

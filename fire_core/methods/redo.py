@@ -76,7 +76,7 @@ class ReDo(Method):
         """Return which units of each layer are dormant, (units,) bool, on `samples` samples in evaluation mode.
 
         Raises:
-            ValueError: the context gives no batches or no loss.
+            ValueError: the context gives no batches or no loss, or there is no sample.
         """
         if context.batches is None or context.loss is None:
             raise ValueError("ReDo needs batches of the phase, which this trainer does not give")
@@ -88,10 +88,14 @@ class ReDo(Method):
         with net.mode(training=False), watch.on():
             for inputs, targets in batches():
                 inputs, targets = inputs[: self.samples - count], targets[: self.samples - count]
+                if not len(inputs):
+                    continue
                 context.loss(inputs, targets)  # called for its forward pass, which `watch` measures
                 batch_sums = [mean * len(inputs) for mean in watch.read()]
                 sums = [a + b for a, b in zip(sums, batch_sums, strict=True)] if sums else batch_sums
                 count += len(inputs)
                 if count >= self.samples:
                     break
+        if not count:
+            raise ValueError("ReDo needs batches of the phase, and there is no sample: the model is unchanged")
         return [dormant(layer_sums[None] / count, self.threshold) for layer_sums in sums]

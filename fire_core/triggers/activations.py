@@ -27,7 +27,8 @@ class ActivationTrigger(Measured):
 
     When a measurement is due, hooks are registered on the model, measure the next training pass, and are removed at the
     next `ask`. So no pass is added, and between measurements the model has no hooks. With a `probe` (see `start`) the
-    probe's batch is passed through the model instead.
+    probe's batch is passed through the model instead. A batch without samples, or with activations that are not finite
+    (of a step that a gradient scaler skips, for example), gives NaN, at which no trigger fires.
     """
 
     missing = (
@@ -127,10 +128,13 @@ class Dormancy(ActivationTrigger):
         watch = Watch(self._graph[1], mean_magnitude, only_training)
 
         def read() -> Tensor | None:
-            if not watch.samples:
+            if not watch.saw_pass:
                 return None
+            if not watch.samples:
+                return torch.tensor(torch.nan)
             means = [layer[None] for layer in watch.read(skip_unused=True)]  # (1, units) mean |activation| each
-            return torch.tensor(dormant_ratio(means, self.dormant), dtype=torch.float32, device=means[0].device)
+            ratio = torch.tensor(dormant_ratio(means, self.dormant), dtype=torch.float32, device=means[0].device)
+            return torch.where(torch.cat(means, 1).isfinite().all(), ratio, torch.nan)
 
         with watch.on():
             yield read
@@ -168,7 +172,7 @@ class EffectiveRank(ActivationTrigger):
         def store_features(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             if inputs and inputs[0].ndim > 1 and (is_trained(layer) or not only_training):
                 rows = inputs[0].detach().flatten(0, -2)
-                features[layer] = rows[:: -(-len(rows) // SAMPLES)].float()  # (samples, features)
+                features[layer] = rows[:: max(1, -(-len(rows) // SAMPLES))].float()  # (samples, features)
 
         def read() -> Tensor | None:
             shares = []
@@ -176,7 +180,9 @@ class EffectiveRank(ActivationTrigger):
                 used = [layer for layer in layers if layer in features]
                 if used:
                     last = features[used[-1]]
-                    shares.append(effective_rank(last) / min(last.shape))
+                    share = effective_rank(last.nan_to_num(0, 0, 0)) / max(1, min(last.shape))
+                    is_known = last.isfinite().all() if last.numel() else torch.tensor(data=False, device=last.device)
+                    shares.append(torch.where(is_known, share, torch.nan))
             return torch.stack(shares).mean() if shares else None
 
         with ExitStack() as hooks:

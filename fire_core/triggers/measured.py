@@ -114,8 +114,8 @@ class Drift(Measured):
     """Fires when the weights have moved away from isometries since the last action (DfI; Han et al., ICLR 2026).
 
     The measured number is the increase of the weights' deviation since the first step after the last action, or the
-    first step of the run. The deviation is the mean of (sigma^2 / s^2 - 1)^2 over all singular values, s being FIRE's
-    target. Frozen weights do not count.
+    first step of the run, at which the weights are finite. The deviation is the mean of (sigma^2 / s^2 - 1)^2 over all
+    singular values, s being FIRE's target. Frozen weights do not count.
 
     Args:
         above: the trigger fires above this increase.
@@ -140,7 +140,8 @@ class Drift(Measured):
         super().__init__(above, None, every, rearm, cooldown)
         self.layout = layout
         self.baseline: float | None = None
-        self._cached_entries: tuple[list[int], list[Entry]] | None = None  # ids of all parameters, and their entries
+        # Ids of all parameters that are not frozen, and the entries of the weights that FIRE would project.
+        self._cached_entries: tuple[list[int], list[Entry]] | None = None
 
     def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
         super().prepare(net, metrics, probe)
@@ -150,7 +151,7 @@ class Drift(Measured):
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         assert net is not None
-        if self.baseline is None:
+        if self.baseline is None or not math.isfinite(self.baseline):
             self.baseline = mean_over_ranks(self._deviation(net))
         return super().look(last, step, net, metrics)
 
@@ -163,8 +164,8 @@ class Drift(Measured):
         self.baseline = None
 
     def _entries(self, net: Net) -> list[Entry]:
-        """Return the weights that FIRE would project, read anew only when the networks have other parameters."""
-        parameter_ids = [id(p) for p in net.parameters()]
+        """Return the weights that FIRE would project, read anew only when the networks train other parameters."""
+        parameter_ids = [id(p) for p in net.parameters() if p.requires_grad]
         if self._cached_entries is None or self._cached_entries[0] != parameter_ids:
             entries = []
             for module in net.modules.values():

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Iterable
+from numbers import Real
+from typing import Any
 
 from fire_core.methods.protocol import Net
 from fire_core.ranges import Count, checked
@@ -22,9 +24,10 @@ class At(Trigger):
 
     def __init__(self, steps: int | Iterable[int]) -> None:
         super().__init__()
-        self.steps = sorted(steps) if isinstance(steps, Iterable) else [steps]
-        if not self.steps or any(int(step) != step or step < 1 for step in self.steps):
-            raise ValueError(f"At: steps must be at least one whole number from 1 up, got {self.steps}")
+        given = list(steps) if isinstance(steps, Iterable) else [steps]
+        if not given or not all(_is_count(step) for step in given):
+            raise ValueError(f"At: steps must be at least one whole number from 1 up, got {given}")
+        self.steps = sorted(map(int, given))
 
     def __str__(self) -> str:
         more = ", ..." if len(self.steps) > 5 else ""
@@ -64,3 +67,8 @@ class Every(Trigger):
 
     def earliest(self, after: int = 0) -> float:
         return (after // self.steps + 1) * self.steps
+
+
+def _is_count(step: Any) -> bool:
+    """Return whether this is a whole number from 1 up; 1e3 is one too."""
+    return isinstance(step, Real) and float(step).is_integer() and float(step) >= 1  # NaN and infinity are not

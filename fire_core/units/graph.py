@@ -93,9 +93,11 @@ def between(
             hold the first feature of all units, then the second of all units.
 
     Raises:
-        ValueError: the number of the consumer's inputs is no multiple of the features.
+        ValueError: there are no units, or the number of the consumer's inputs is no multiple of the features.
     """
     count, inputs = len(weight(producer)), weight(consumer).shape[1]
+    if not count:
+        raise ValueError(f"{name}: the producer has no outputs, and so there are no units")
     if inputs % (count * copies):
         raise ValueError(f"{name}: {count * copies} units do not divide the {inputs} inputs of their consumer")
     columns = None

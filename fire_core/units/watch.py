@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fire_core.polar.steps import working_dtype
 from fire_core.units.graph import Consumer, Units, weight
 
 
 def mean_magnitude(x: Tensor, dims: Sequence[int]) -> Tensor:
     """Return the mean absolute value over `dims`, in float32."""
-    total: Tensor = torch.linalg.vector_norm(x, ord=1, dim=list(dims), dtype=torch.float32)  # one pass, no copy of x
-    return total * (total.numel() / x.numel())
+    # One pass, no copy of x; float64 is not narrowed before it is summed.
+    total: Tensor = torch.linalg.vector_norm(x, ord=1, dim=list(dims), dtype=working_dtype(x))
+    return (total * (total.numel() / max(1, x.numel()))).float()
 
 
 def peak(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -59,13 +61,16 @@ class Watch:
         graph: the units.
         reduce: (activations, all dimensions but the channels') -> one number for each channel, (channels,).
         only_training: ignore layers in evaluation mode, and passes that are a method's own.
+
+    A pass without samples (an empty batch, an expert without tokens) is not measured.
     """
 
     def __init__(
         self, graph: list[Units], reduce: Callable[[Tensor, Sequence[int]], Tensor], only_training: bool = True
     ) -> None:
         self.graph, self.reduce, self.only_training = graph, reduce, only_training
-        self.samples = 0  # in the last pass
+        self.samples = 0  # in the last pass that had some
+        self.saw_pass = False
         # For each group of units: consumer -> statistic of the units as this consumer read them, (units,)
         self._statistics: list[dict[nn.Module, Tensor]] = [{} for _ in graph]
 
@@ -95,8 +100,12 @@ class Watch:
             if self.only_training and not is_trained(layer):
                 return
             with torch.no_grad():
+                self.saw_pass = True
                 x = inputs[0].detach()
-                per_channel = self.reduce(x, dims_without_units(layer, x))  # (channels,)
+                dims = dims_without_units(layer, x)
+                if any(x.shape[dim] == 0 for dim in dims):
+                    return
+                per_channel = self.reduce(x, dims)  # (channels,)
                 statistics[layer] = per_channel if columns is None else per_channel[columns].mean(-1)  # (units,)
                 self.samples = len(x)
 

@@ -88,3 +88,14 @@ def test_as_the_authors_have_it_networks_whose_layers_share_names_have_a_chain_e
         name: [layer.weight.abs().amax(1).nonzero().flatten().tolist() for layer in net] for name, net in nets.items()
     }
     assert changed == {"actor": [[2], [], []], "critic": [[7], [], []]}
+
+
+@pytest.mark.parametrize("variant", ["original", "fire_paper"])
+@pytest.mark.parametrize("batches", [[], [(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64))]])
+def test_without_a_sample_nothing_is_recycled(variant: str, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    model = MODELS["mlp"]()
+    before = [p.detach().clone() for p in model.parameters()]
+    moment = Context(0, 0, torch.Generator(), lambda: iter(batches), lambda x, y: F.cross_entropy(model(x), y))
+    with pytest.raises(ValueError, match="there is no sample: the model is unchanged"):
+        ReDo(variant=variant).after_epoch(Net.of({"m": model}), moment)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))

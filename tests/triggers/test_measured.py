@@ -10,6 +10,7 @@ from fire_core import fire_
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank
 from fire_core.triggers.measured import Measured
+from fire_core.units.graph import Units, between
 from tests.triggers.loops import mlp
 
 
@@ -156,3 +157,80 @@ def test_a_default_of_rearm_can_be_reached():
     assert EffectiveRank(below=0.95).rearm == pytest.approx(0.975)
     trigger = Given([0.1, 0.0, 0.1], above=0.0, every=1)
     assert fired(trigger, 3) == [1, 3]
+
+
+# ----------------------------------------------------------------------------- batches and weights that say nothing
+
+
+class Experts(nn.Module):
+    """Two experts with declared units; all samples go to the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 4)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.experts[0](x) + self.experts[1](x[:0]).sum()
+
+    def unit_graph(self) -> list[Units]:
+        return [between(str(i), expert[0], expert[2]) for i, expert in enumerate(self.experts)]
+
+
+@pytest.mark.parametrize("nothing", [torch.zeros(0, 8), torch.full((4, 8), torch.nan), torch.full((4, 8), torch.inf)])
+@pytest.mark.parametrize("trigger", [lambda: Dormancy(0.0, every=1), lambda: EffectiveRank(1.0, every=1)])
+def test_a_batch_without_finite_samples_says_nothing(trigger, nothing) -> None:
+    model, watching = mlp(), trigger()
+    for step in range(1, 6):
+        model(nothing)
+        assert watching.ask(step, model) is None
+    assert math.isnan(watching.value)
+    nn.init.constant_(model[0].bias[:3], -100)
+    firings = []
+    for step in range(6, 10):
+        model(torch.randn(4, 8))
+        firings.append(watching.ask(step, model))
+    assert any(firings)
+
+
+def test_experts_without_samples_do_not_count() -> None:
+    model, trigger = Experts(), Dormancy(0.9, every=1, threshold=0.0)
+    nn.init.constant_(model.experts[1][0].bias, -100)
+    for step in range(1, 3):
+        model(torch.randn(64, 8))
+        assert trigger.ask(step, model) is None
+    assert trigger.value < 0.5
+
+
+def test_drift_begins_with_finite_weights() -> None:
+    model, trigger = mlp(), Drift(above=1e-3, every=1)
+    weight = model[0].weight
+    with torch.no_grad():
+        good = weight.clone()
+        weight[0, 0] = torch.nan
+        assert trigger.ask(1, model) is None
+        weight.copy_(good)
+        assert trigger.ask(2, model) is None
+        weight.mul_(2)
+    assert trigger.ask(3, model) is not None
+
+
+def test_drift_of_a_layer_that_is_frozen_later_does_not_count() -> None:
+    model, trigger = mlp(), Drift(above=1e-3, every=1)
+    trigger.ask(1, model)
+    trigger.ask(2, model)
+    model[0].weight.requires_grad_(requires_grad=False)
+    trigger.acted(2)
+    trigger.ask(3, model)
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    assert trigger.ask(4, model) is None
+
+
+@pytest.mark.parametrize("trigger", [lambda: Dormancy(0.0, every=1), lambda: EffectiveRank(1.0, every=1)])
+def test_a_model_in_float64(trigger) -> None:
+    model, watching = mlp().double(), trigger()
+    nn.init.constant_(model[0].bias[:3], -100)
+    for step in range(1, 3):
+        model(torch.randn(4, 8).double())
+        firing = watching.ask(step, model)
+    assert firing is not None

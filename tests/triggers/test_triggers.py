@@ -191,6 +191,8 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
     [
         (lambda: At([]), r"At: steps must be at least one whole number from 1 up, got \[\]"),
         (lambda: At([1.5]), r"At: .* got \[1\.5\]"),
+        (lambda: At(math.inf), r"At: .* got \[inf\]"),
+        (lambda: At(math.nan), r"At: .* got \[nan\]"),
         (lambda: Plateau(mode="least"), "mode=least is unknown; accepted: min, max"),
         (lambda: Dormancy(0.3, rearm=0.4), "Dormancy: rearm=0.4 must not lie above the threshold 0.3"),
         (lambda: Drift(above=math.inf), "above must be a finite number, got inf"),

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fire_core.methods.fire_paper import Link, OutputWatch, rectified
 from fire_core.units.graph import Units, between, weight
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude, peak
@@ -129,6 +130,29 @@ def test_watch_sees_what_readers_see() -> None:
         last = F.relu(network.head[0](flat.flatten(1)))
         size = last.abs().mean(0) if reduce is mean_magnitude else last.amax(0)
         torch.testing.assert_close(seen[2], size, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reduce", [mean_magnitude, peak])
+def test_watch_in_any_number_format(reduce) -> None:
+    x = torch.randn(32, 5)
+    expected = reduce(x, [0])
+    for dtype in (torch.float64, torch.float16, torch.bfloat16):
+        measured = reduce(x.to(dtype), [0])
+        assert measured.dtype == torch.float32
+        torch.testing.assert_close(measured, expected, rtol=2e-2, atol=0)
+
+
+def test_a_pass_that_was_not_measured_is_told() -> None:
+    links = [Link("one", nn.Linear(3, 2))]
+    watch = OutputWatch(links, rectified)
+    with watch.on():
+        with pytest.raises(RuntimeError, match="no pass went through one"):
+            watch.read()
+        links[0].layer(torch.randn(0, 3))  # without samples
+        with pytest.raises(RuntimeError, match="no pass went through one"):
+            watch.read()
+        links[0].layer(torch.randn(4, 3))
+        assert len(watch.read()) == 1
 
 
 def test_watch_is_compiled_with_the_network() -> None:
