@@ -11,6 +11,7 @@ from typing import NoReturn, TypeVar
 from fire_core.weights.entry import Declared
 
 PROGRESS_INTERVAL = 5.0  # seconds between two lines
+MOST_ITERATIONS = 1000  # of a solver, as in the programs
 
 T = TypeVar("T")
 
@@ -24,12 +25,14 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """Return the type of a command line option that is a whole number from `least` up."""
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """Return the type of a command line option that is a whole number from `least` up, or from `least` to `most`."""
+    bounds = f"from {least} up" if most is None else f"from {least} to {most}"
 
     def number(text: str) -> int:
-        if not text.lstrip("-").isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text} is no whole number from {least} up")
+        is_number = text.removeprefix("-").isdecimal()
+        if not is_number or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text} is no whole number {bounds}")
         return int(text)
 
     return number

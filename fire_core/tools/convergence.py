@@ -32,7 +32,7 @@ from fire_core.metrics import dfi, sfe
 from fire_core.polar.factor import polar_factor, solve
 from fire_core.polar.options import NORM_INITS, SOLVERS, PolarOptions
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, at_least
+from fire_core.tools.command import MOST_ITERATIONS, Parser, at_least
 from fire_core.tools.reader import add_choice, matrices_of, read_cuts
 
 FAMILIES = ("square", "tall", "wide", "ill-conditioned", "rank-deficient")
@@ -234,7 +234,12 @@ def plot(rows: Sequence[Row], paths: Sequence[Path]) -> None:
 
 
 def write(rows: Sequence[Row], steps: Sequence[Steps], out: Path, command: str) -> None:
-    """Write all files into `out`; without matplotlib, no pictures."""
+    """Write all files into `out`; without matplotlib, no pictures, and without the paper's solver, no step counts.
+
+    What an earlier call has left there of files that are not written now is removed, because it is of other rows.
+    """
+    for suffix in ("md", "csv", "png", "pdf"):
+        (out / f"convergence.{suffix}").unlink(missing_ok=True)
     if steps:
         (out / "convergence.md").write_text(markdown(steps, command))
     with (out / "convergence.csv").open("w", newline="") as file:
@@ -281,8 +286,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=at_least(1), default=6, help="matrices of each shape in a checkpoint")
     parser.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=SOLVERS)
     parser.add_argument("--norm-inits", nargs="+", default=list(NORM_INITS), choices=NORM_INITS)
-    parser.add_argument("--iterations", type=at_least(0), nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30])
-    parser.add_argument("--seed", type=at_least(0), default=0)
+    parser.add_argument(
+        "--iterations", type=at_least(0, MOST_ITERATIONS), nargs="+", default=[1, 2, 5, 8, 10, 12, 15, 20, 25, 30]
+    )
+    parser.add_argument("--seed", type=at_least(0, 2**63 - 1), default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/convergence"))
     parser.add_argument("--json", action="store_true", help="the rows as a JSON list at the end, progress on stderr")
     options = parser.parse_args(arguments)

@@ -57,6 +57,9 @@ def of_model(spec: str, only: str | None = None, **options: Any) -> tuple[list[d
         build = getattr(importlib.import_module(name), function)
     except (ImportError, AttributeError) as error:
         raise CheckpointError(f"{spec}: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever the module's code raises
+        said = str(error).partition("\n")[0]
+        raise CheckpointError(f"{spec}: {type(error).__name__}: {said}") from None
     if not callable(build):
         raise CheckpointError(f"{spec}: a {type(build).__name__} is no function that builds a model")
     try:

@@ -9,23 +9,28 @@ and nothing else: number formats, metadata, further tensors and a folder's other
 it is cut, is what `fire_` would do with the loaded model, as far as that has the file's names; see `checkpoint.cuts`
 and `checkpoint.skeleton`. What is not known is kept, and the report says why.
 
+Copies of the weights beside them (other formats, optimizers) are left out of OUT; weights in sub-folders of IN stay as
+they are, and the report names them. Tensors that `torch.save` wrote from a GPU are on the CPU in OUT.
+
 Memory, whatever the checkpoint's size: what torch and transformers take themselves (0.9 GB) and some bytes for each
 number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,
 60 if square and rank-deficient; for a blend below 1 20 if it is tall or wide, 70 if square or rank-deficient. Of a file
 of `torch.save` its projected weights are in memory until it is saved.
-OUT appears at the end, whole, by a rename, with its report beside it. A run that is killed leaves a folder
-`.<OUT>.*.partial`.
+OUT appears at the end, whole, by a rename, with its report beside it; neither may exist before. A run that is killed
+leaves a folder `.<OUT>.*.partial`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,14 +39,15 @@ import torch
 from torch import nn
 
 import fire_core
+from fire_core.errors import FireWarning
 from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.report import Row
 from fire_core.tools.checkpoint import safetensors_file
 from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_checkpoint
-from fire_core.tools.checkpoint.source import Checkpoint, load
+from fire_core.tools.checkpoint.source import Checkpoint, is_other, load
 from fire_core.tools.checkpoint.stored import CheckpointError
-from fire_core.tools.command import Parser, add_model, at_least, progress
+from fire_core.tools.command import MOST_ITERATIONS, Parser, add_model, at_least, progress
 from fire_core.weights.entry import Declared
 from fire_core.weights.layout import PRESETS
 
@@ -64,7 +70,7 @@ def project(
 
     Args:
         source: see `checkpoint.source.load`.
-        target: a path that does not exist yet.
+        target: a path that does not exist yet, nor `<target>.fire.json`.
         model: `timm:<name>`, `torchvision:<name>` or a folder with a config.json; None for the checkpoint's own.
         layout: a preset of `weights.layout`.
         include: patterns of parameters to project beside the layout's.
@@ -85,17 +91,18 @@ def project(
     _check_places(source, target)
     checkpoint = load(source)
     cuts = cut_checkpoint(checkpoint, model, layout, include, exclude, blocks, transposed)
-    chosen = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
+    chosen = [one for one in cuts.cuts if any(entry.action == "project" and entry.size for entry in one.entries)]
     _check_chosen(checkpoint, cuts, chosen, layout)
     with tempfile.TemporaryDirectory(".partial", f".{target.name}.", target.parent) as folder:  # the same file system
         copy = Path(folder) / target.name
-        rows = _write_copy(checkpoint, copy, chosen, options)
+        rows, warned = _write_copy(checkpoint, copy, chosen, options)
         given = {"layout": layout, "model": model, "blocks": blocks, "transposed": transposed, **options}
         report = _report(checkpoint, target, cuts, rows, given, time.perf_counter() - begin)
+        report["notes"] += warned
         text = Path(folder) / "report.json"
         text.write_text(json.dumps(report, indent=1, default=str) + "\n")
-        os.replace(text, report_path(target))
         os.rename(copy, target)
+        os.rename(text, report_path(target))
     return report
 
 
@@ -116,8 +123,9 @@ def _check_places(source: Path, target: Path) -> None:
         raise CheckpointError(f"{target}: IN and OUT are the same")
     if source.resolve() in target.resolve().parents:
         raise CheckpointError(f"{target}: lies in the folder that it would be a copy of")
-    if target.exists() or target.is_symlink():
-        raise CheckpointError(f"{target}: exists already; remove it, or give another name")
+    taken = target if target.exists() or target.is_symlink() else report_path(target)
+    if taken.exists() or taken.is_symlink():
+        raise CheckpointError(f"{taken}: exists already; remove it, or give another name")
     if not target.parent.is_dir():
         raise CheckpointError(f"{target.parent}: no such folder")
 
@@ -146,7 +154,9 @@ def _check_chosen(checkpoint: Checkpoint, cuts: CheckpointCuts, chosen: list[Ten
         raise CheckpointError(f"{checkpoint.path}: layout={layout} projects none of its weights{notes}")
 
 
-def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[TensorCut], options: dict[str, Any]) -> list[Row]:
+def _write_copy(
+    checkpoint: Checkpoint, copy: Path, chosen: list[TensorCut], options: dict[str, Any]
+) -> tuple[list[Row], list[str]]:
     """Copy the checkpoint with projected numbers in the place of the old ones.
 
     Args:
@@ -156,13 +166,17 @@ def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[TensorCut], opt
         options: options of `fire_`.
 
     Returns:
-        The rows of `fire_`'s reports.
+        The rows of `fire_`'s reports, and their warnings.
 
     Raises:
-        CheckpointError: `fire_` refuses an option or a weight.
+        CheckpointError: `fire_` refuses an option or a weight, or a file of the folder cannot be copied.
     """
     if checkpoint.path.is_dir():
-        shutil.copytree(checkpoint.path, copy)
+        try:
+            shutil.copytree(checkpoint.path, copy)
+        except shutil.Error as error:
+            path, _, reason = error.args[0][0]
+            raise CheckpointError(f"{path}: cannot be copied ({reason})") from error
         for path in checkpoint.stale:
             (copy / path).unlink()
     else:
@@ -175,17 +189,22 @@ def _write_copy(checkpoint: Checkpoint, copy: Path, chosen: list[TensorCut], opt
         for stored in safetensors_file.tensors_of(place, writable=True)
     }
     rows: list[Row] = []
+    warned: dict[str, None] = {}
     for one in progress(chosen, "weights"):
         holder = nn.Module()
         holder.weight = nn.Parameter(written.get((one.stored.file, one.stored.name), one.stored.tensor))
         entries = [dataclasses.replace(entry, parameter=holder.weight) for entry in one.entries]
         try:
-            rows += fire_(holder, layout=entries, **options).rows
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FireWarning)  # they go into the report
+                report = fire_(holder, layout=entries, **options)
         except ValueError as error:
             raise CheckpointError(str(error)) from error
+        rows += report.rows
+        warned |= dict.fromkeys(line for line in report.warnings if not line.startswith("nothing was projected"))
     for file, content in checkpoint.contents.items():
         torch.save(content, places[file])
-    return rows
+    return rows, [*warned]
 
 
 # -------------------------------------------------------------------------------------------------------- the report
@@ -216,6 +235,15 @@ def _report(
             f"the states of optimizers in it ({len(checkpoint.skipped)} tensors) stay as they are: reset those of the "
             "projected weights before you train on (fire_core.reset_optimizer_state)"
         )
+    if checkpoint.devices:
+        notes.append(
+            f"it was saved from {', '.join(checkpoint.devices)}; in the copy all tensors are on the CPU, and "
+            "torch.load(..., map_location=) moves them"
+        )
+    if nested := _weights_in_subfolders(checkpoint.path):
+        more = f" and {len(nested) - 3} more" if len(nested) > 3 else ""
+        shown = ", ".join(map(str, nested[:3]))
+        notes.append(f"weights in sub-folders stay as they are, and may be copies of the old ones: {shown}{more}")
     return {
         "input": str(checkpoint.path.resolve()),
         "output": str(target.resolve()),
@@ -224,7 +252,8 @@ def _report(
         "torch": torch.__version__,
         "numbers": {
             "all": sum(one.stored.tensor.numel() for one in cuts.cuts if one.stored.floating),
-            "projected": sum(e.size for one in cuts.cuts for e in one.entries if e.action == "project"),
+            "projected": sum(e.size for one in cuts.cuts for e in one.entries if e.action == "project")
+            - sum(math.prod(row.shape) * row.skipped for row in rows),
         },
         "rows": [dataclasses.asdict(row) for row in rows],
         "kept": reasons,
@@ -232,6 +261,12 @@ def _report(
         "notes": notes,
         "seconds": round(seconds, 3),
     }
+
+
+def _weights_in_subfolders(path: Path) -> list[Path]:
+    """Return the files in sub-folders of a checkpoint's folder that are called as weights are; of a file, none."""
+    nested = (p for p in path.glob("*/**/*") if p.is_file() and is_other(p)) if path.is_dir() else ()
+    return sorted(p.relative_to(path) for p in nested)
 
 
 def summary(report: dict[str, Any]) -> str:
@@ -264,7 +299,12 @@ def main(arguments: list[str] | None = None) -> int:
     add("--exclude", action="append", default=[], metavar="PATTERN", help="parameters to keep")
     add_model(parser)
     add("--solver", default="newton_schulz", choices=SOLVERS, help="newton_schulz is the paper's (default)")
-    add("--iterations", type=at_least(0), default=10, help="steps of the iterative solvers (default: 10)")
+    add(
+        "--iterations",
+        type=at_least(0, MOST_ITERATIONS),
+        default=10,
+        help="steps of the iterative solvers (default: 10)",
+    )
     add(
         "--norm-init", default="frobenius", choices=NORM_INITS, help="what a matrix is divided by before the first step"
     )

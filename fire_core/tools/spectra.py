@@ -34,7 +34,7 @@ class Finding:
         dfi: DfI summed over the matrices, each divided by the scale that `fire_` would give it: what a report of
             `fire_` calls `dfi_before`.
         stable_rank: the smallest.
-        effective_rank: the smallest (Roy and Vetterli).
+        effective_rank: the smallest (Roy and Vetterli); 0 of a zero matrix.
         condition: the largest ratio of singular values.
     """
 
@@ -91,6 +91,6 @@ def finding(name: str, matrices: Tensor, scale: float) -> Finding:
         matrices=len(matrices),
         dfi=float(((values / scale) ** 2 - 1).square().sum()),
         stable_rank=float((values.square().sum(-1) / top.square().clamp_min(torch.finfo(torch.float64).tiny)).min()),
-        effective_rank=float(torch.special.entr(share).sum(-1).exp().min()),
+        effective_rank=float(torch.where(top > 0, torch.special.entr(share).sum(-1).exp(), 0).min()),
         condition=float(condition.max()),
     )

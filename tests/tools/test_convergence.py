@@ -94,6 +94,19 @@ def test_bad_options_are_one_line_before_any_work(tmp_path, capsys, monkeypatch)
         assert message in captured.err
 
 
+def test_files_of_an_earlier_call_do_not_stay_beside_other_rows(tmp_path, monkeypatch):
+    arguments = ["--families", "square", "--size", "4", "--draws", "1", "--iterations", "2", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    assert (tmp_path / "convergence.md").exists()
+
+    def without_matplotlib(*_):
+        raise ImportError
+
+    monkeypatch.setattr("fire_core.tools.convergence.plot", without_matplotlib)
+    assert main([*arguments, "--solvers", "exact"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["convergence.csv"]
+
+
 def test_not_finite_weights_are_refused_by_name(tmp_path):
     torch.save({"a.weight": torch.full((3, 3), float("nan"))}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"NaN or Inf in a.weight$"):

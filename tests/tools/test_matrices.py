@@ -43,6 +43,8 @@ def test_a_file_of_which_only_names_are_known(tmp_path: Path, capsys: pytest.Cap
 
 def test_a_function(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_models.py").write_text("from torch import nn\ndef lstm():\n    return nn.LSTM(6, 5)\nnumber = 1\n")
+    (tmp_path / "broken_models.py").write_text("def build(:")
+    (tmp_path / "ending_models.py").write_text("raise SystemExit(0)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["matrices", "my_models:lstm"]) == 0
@@ -50,6 +52,9 @@ def test_a_function(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     for wrong, says in (
         ("my_models:gru", "no attribute 'gru'"),
         ("none:x", "No module named 'none'"),
+        ("broken_models:build", "broken_models:build: SyntaxError: invalid syntax"),
+        ("ending_models:build", "ending_models:build: SystemExit: 0"),
+        (":build", ":build: ValueError: Empty module name"),
         ("my_models:number", "is no function"),
         ("builtins:dict", "gives a dict"),
         ("torch.nn:Bilinear", "missing 3 required"),

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import signal
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -163,9 +164,19 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
     torch.save({"a.q_proj.weight": torch.full((3, 3), float("nan"))}, tmp_path / "nan.pt")
     torch.save(torch.load(good), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     torch.save({"thing": torch.eye(3)}, tmp_path / "none.pt")
+    torch.save({"a.weight": torch.zeros(0, 3)}, tmp_path / "empty.pt")
+    (tmp_path / "earlier.pt.fire.json").write_text("{}")
+    (tmp_path / "linked").mkdir()
+    small(tmp_path / "linked" / "pytorch_model.bin")
+    (tmp_path / "linked" / "notes.txt").symlink_to(tmp_path / "gone")
     before = digests(tmp_path)
     for arguments, message in (
         ((good, good), "IN and OUT are the same"),
+        ((good, tmp_path / "earlier.pt"), "earlier.pt.fire.json: exists already"),
+        ((good, "."), ".: exists already"),
+        ((tmp_path / "linked", tmp_path / "out", "--include", "a.*"), "notes.txt: cannot be copied ([Errno 2]"),
+        ((tmp_path / "empty.pt", tmp_path / "out.pt", "--include", "a.*"), "projects none of its weights"),
+        ((good, tmp_path / "out.pt", "--iterations", "9" * 30), "is no whole number from 0 to 1000"),
         ((good, tmp_path / "nan.pt"), "exists already"),
         ((tmp_path / "bert", tmp_path / "bert" / "inner"), "lies in the folder"),
         ((tmp_path / "no.pt", tmp_path / "out.pt"), "no such file or folder"),
@@ -176,7 +187,7 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         ((good, tmp_path / "out.pt", "--include", "*.nothing"), "no parameter matches '*.nothing'"),
         ((tmp_path / "bert", tmp_path / "out", "--layout", "dqn"), "to its initial value, which a checkpoint does not"),
         ((good, tmp_path / "out.pt", "--model", "timm:no"), "has no model 'no'"),
-        ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 up"),
+        ((good, tmp_path / "out.pt", "--iterations", "-1"), "from 0 to 1000"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight"), "is not of the form"),
         ((good, tmp_path / "out.pt", "--blocks", "a.q_proj.weight=4,4"), "add up to 8, not to its 6 rows"),
         ((good, tmp_path / "out.pt", "--scale", "match_init"), "invalid choice"),
@@ -278,3 +289,42 @@ def test_the_reason_is_given_if_what_is_included_cannot_be_projected(tmp_path: P
     torch.save({"a.weight": weight, "b.weight": weight.T}, tmp_path / "shared.pt")
     with pytest.raises(CheckpointError, match=r"a\.weight: shares its numbers with b\.weight"):
         project(tmp_path / "shared.pt", tmp_path / "out.pt", include=["a.weight"])
+
+
+def test_weights_in_subfolders_stay_and_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    (source / "checkpoint-5").mkdir(parents=True)
+    small(source / "pytorch_model.bin")
+    small(source / "model.ckpt")
+    small(source / "checkpoint-5" / "pytorch_model.bin")
+    (source / "checkpoint-5" / "config.json").write_text("{}")
+    report = project(source, tmp_path / "out", include=["a.*"])
+    assert report["left_out"] == ["model.ckpt"]
+    assert digests(tmp_path / "out" / "checkpoint-5") == digests(source / "checkpoint-5")
+    (line,) = [note for note in report["notes"] if "sub-folders" in note]
+    assert line.endswith("copies of the old ones: checkpoint-5/pytorch_model.bin")
+
+
+def test_tensors_that_were_saved_from_a_gpu_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("torch.serialization.location_tag", lambda storage: "cuda:1")  # what torch.save writes down
+        small(tmp_path / "in.pt")
+    report = project(tmp_path / "in.pt", tmp_path / "out.pt", include=["a.*"])
+    assert any(
+        note.startswith("it was saved from cuda:1; in the copy all tensors are on the CPU") for note in report["notes"]
+    )
+    assert torch.load(tmp_path / "out.pt")["a.q_proj.weight"].device.type == "cpu"
+    again = project(tmp_path / "out.pt", tmp_path / "again.pt", include=["a.*"])
+    assert not any("saved from" in note for note in again["notes"])
+
+
+def test_what_fire_warns_of_is_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"a.weight": torch.zeros(4, 4), "b.weight": torch.randn(4, 4)}, tmp_path / "in.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main([str(tmp_path / "in.pt"), str(tmp_path / "out.pt"), "--include", "*.weight", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["numbers"] == {"all": 32, "projected": 16}
+    assert any(
+        note.startswith("zero matrices have no nearest isometry and stay zero: a.weight") for note in report["notes"]
+    )

@@ -39,6 +39,7 @@ def test_rank_and_zeros() -> None:
     assert finding("w", W[None], 1.0).condition > 1e12
     assert torch.equal(singular_values(torch.zeros(4, 3)), torch.zeros(3, dtype=torch.float64))
     assert finding("w", torch.zeros(2, 4, 3), 1.0).benefits
+    assert finding("w", torch.zeros(2, 4, 3), 1.0).effective_rank == 0
 
 
 def test_long_matrices_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

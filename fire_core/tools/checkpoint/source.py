@@ -28,6 +28,7 @@ class Checkpoint:
         config: of its config.json; None without one.
         contents: what each file of `torch.save` holds, beside tensors too.
         skipped: names of tensors of optimizers.
+        devices: those other than the CPU from which tensors of files of `torch.save` were saved, such as `cuda:0`.
         stale: in a folder, copies of the weights in other files or formats, and optimizers: not to lie beside projected
             weights.
     """
@@ -38,6 +39,7 @@ class Checkpoint:
     config: dict[str, Any] | None = None
     contents: dict[Path, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    devices: list[str] = field(default_factory=list)
     stale: list[Path] = field(default_factory=list)
 
 
@@ -57,23 +59,29 @@ def load(path: str | Path) -> Checkpoint:
     files, placed, index = _weight_files(path) if path.is_dir() else ([path], {}, None)
     tensors: list[StoredTensor] = []
     skipped: list[str] = []
+    devices: dict[str, None] = {}
     contents: dict[Path, Any] = {}
     for file in files:
         if file.suffix == ".safetensors":
             found = safetensors_file.tensors_of(file)
         else:
-            contents[file], found, of_optimizers = torch_file.tensors_of(file)
+            contents[file], found, of_optimizers, devices_of_file = torch_file.tensors_of(file)
             skipped += of_optimizers
+            devices |= dict.fromkeys(devices_of_file)
         tensors += [stored for stored in found if placed.get(stored.name, file.name) == file.name]
     if missing := sorted(set(placed) - {stored.name for stored in tensors}):
         raise CheckpointError(f"{path}: the index names {missing[0]}, which is not in {placed[missing[0]]}")
     if not tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     beside = sorted(p for p in path.glob("*") if p.is_file() and p not in (*files, index))  # of a file: none
-    others = [p for p in beside if p.name.endswith((*OTHER, ".index.json")) and not p.name.startswith(KEPT)]
-    stale = [p.relative_to(path) for p in others]
+    stale = [p.relative_to(path) for p in beside if is_other(p)]
     config = read_config(path if path.is_dir() else path.parent)
-    return Checkpoint(path, tensors, files, config, contents, skipped, stale)
+    return Checkpoint(path, tensors, files, config, contents, skipped, [*devices], stale)
+
+
+def is_other(path: Path) -> bool:
+    """Return whether a file beside a checkpoint's own is called as weights, an index of them or an optimizer are."""
+    return path.name.endswith((*OTHER, ".index.json")) and not path.name.startswith(KEPT)
 
 
 def read_config(folder: Path) -> dict[str, Any] | None:

@@ -48,20 +48,29 @@ def harmless() -> list[Any]:
     return [*found, np.dtype, np.ndarray, *kinds]
 
 
-def tensors_of(path: Path) -> tuple[Any, list[StoredTensor], list[str]]:
+def tensors_of(path: Path) -> tuple[Any, list[StoredTensor], list[str], list[str]]:
     """Return what a file holds, its tensors, and the names of optimizers' tensors, which are left out of these.
+
+    The last of the four are the devices from which tensors were saved, other than the CPU, such as `cuda:0`.
 
     Raises:
         CheckpointError: no such file, no checkpoint, or one that holds more than data.
     """
     skipped: list[str] = []
+    devices: dict[str, None] = {}
+
+    def to_cpu(storage: Any, location: str) -> Any:
+        devices[location] = None
+        return storage  # which is on the CPU
+
     with safe_globals(harmless()), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about pickle protocols; what matters ends in an error
         try:
             if not zipfile.is_zipfile(path):
                 raise CheckpointError(f"{path}: no readable checkpoint; {OLD}")
-            content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            return content, [StoredTensor(name, path, value) for name, value in _flatten(content, skipped)], skipped
+            content = torch.load(path, map_location=to_cpu, mmap=True, weights_only=True)
+            tensors = [StoredTensor(name, path, value) for name, value in _flatten(content, skipped)]
+            return content, tensors, skipped, [name for name in devices if name != "cpu"]
         except OSError as error:
             raise CheckpointError(f"{path}: {error.strerror or error}") from error
         except CheckpointError:
