@@ -1,7 +1,7 @@
 """Several methods in one run."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -83,13 +83,14 @@ class Chain(Method):
         acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
         context = replace(context, spared=context.spared | self.spared(net))
         report = BoundaryReport()
-        for method in acting:
-            returned = method.at_boundary(net, context)
-            its_report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
-            # What one method measured of the weights is only true at the end if no other acted.
-            weights = its_report.weights if len(acting) == 1 else {}
-            numbers = report.numbers | its_report.numbers
-            report = BoundaryReport(numbers, weights, report.measuring + its_report.measuring)
+        with net.unchanged_on_error() if len(acting) > 1 else nullcontext():
+            for method in acting:
+                returned = method.at_boundary(net, context)
+                its_report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
+                # What one method measured of the weights is only true at the end if no other acted.
+                weights = its_report.weights if len(acting) == 1 else {}
+                numbers = report.numbers | its_report.numbers
+                report = BoundaryReport(numbers, weights, report.measuring + its_report.measuring)
         for method in self.methods.values():
             another_acted = any(other is not method for other in acting)
             if another_acted:

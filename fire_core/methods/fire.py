@@ -1,5 +1,6 @@
 """FIRE: Frobenius-Isometry Reinitialization (Han et al., ICLR 2026, arXiv 2602.08040)."""
 
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Annotated
 
@@ -63,17 +64,18 @@ class Fire(Method):
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         options = {name: value for name, value in asdict(self.projection).items() if name not in self.idle_options()}
-        reports = {
-            name: fire_(
-                module,
-                layout=self.layout or net.layout,
-                optimizer=optimizers_that_hold(context.optimizers, module.parameters()),  # empty for a target network
-                init=net.init[name],
-                exclude=net.left_alone(name, context.spared),
-                trainable_only=self.trainable_only,
-                **options,
-            )
-            for name, module in net.modules.items()
-        }
+        reports = {}
+        # `fire_` changes nothing of a network that it refuses; the networks before that one are changed by then.
+        with net.unchanged_on_error() if len(net.modules) > 1 else nullcontext():
+            for name, module in net.modules.items():
+                reports[name] = fire_(
+                    module,
+                    layout=self.layout or net.layout,
+                    optimizer=optimizers_that_hold(context.optimizers, module.parameters()),  # empty for a target
+                    init=net.init[name],
+                    exclude=net.left_alone(name, context.spared),
+                    trainable_only=self.trainable_only,
+                    **options,
+                )
         measuring = sum(report.total("measuring") for report in reports.values())
         return BoundaryReport(weights=reports, measuring=measuring)

@@ -65,6 +65,18 @@ class Net:
         return [parameter for parameter in self.modules[name].parameters() if parameter in untouchable]
 
     @contextmanager
+    def unchanged_on_error(self) -> Iterator[None]:
+        """Give all parameters their old values back if this block raises an error when it has changed some."""
+        before = [(p, p.detach().clone()) for p in self.parameters()]
+        try:
+            yield
+        except Exception:
+            with torch.no_grad():
+                for p, value in before:
+                    p.copy_(value)
+            raise
+
+    @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         """Set all networks to training or evaluation mode within this block, and restore their modes after it."""
         modes = {module: module.training for root in self.modules.values() for module in root.modules()}

@@ -65,10 +65,11 @@ class RandomIsometry(Fire):
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
-        for name in net.modules:
-            for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
-                randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
-        projection_report = super().at_boundary(net, context)
+        with net.unchanged_on_error():
+            for name in net.modules:
+                for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
+                    randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
+            projection_report = super().at_boundary(net, context)
         # FIRE's numbers compare with the Gaussian matrices, not with the trained ones; left out, the trainer measures.
         return BoundaryReport(measuring=projection_report.measuring)
 

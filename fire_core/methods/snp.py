@@ -1,6 +1,8 @@
 """Shrink and perturb (Ash and Adams, "On Warm-Starting Neural Network Training", NeurIPS 2020, arXiv 1910.08475; public
 code: JordanAsh/warm_start)."""
 
+from contextlib import nullcontext
+
 import torch
 
 from fire_core.methods.layers import ChosenLayout
@@ -50,21 +52,22 @@ class ShrinkAndPerturb(Method):
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         kept = context.kept(net)
-        for name, module in net.modules.items():
-            perturbation = net.init[name]
-            if self.variant == "original":
-                perturbation = {
-                    key: resample(value, value.shape, generator) if value.numel() else value
-                    for key, value in perturbation.items()
-                }
-            scaled = perturbation
-            if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
-                scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
-            excluded = net.left_alone(name, kept)
-            shrink_and_perturb_(module, scaled, self.coef, excluded)
-            entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
-            for entry in entries:
-                if entry.action == "reinit":
-                    reinitialise(entry, initial_weights(perturbation, [entry]))
+        with net.unchanged_on_error() if len(net.modules) > 1 else nullcontext():
+            for name, module in net.modules.items():
+                perturbation = net.init[name]
+                if self.variant == "original":
+                    perturbation = {
+                        key: resample(value, value.shape, generator) if value.numel() else value
+                        for key, value in perturbation.items()
+                    }
+                scaled = perturbation
+                if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
+                    scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
+                excluded = net.left_alone(name, kept)
+                shrink_and_perturb_(module, scaled, self.coef, excluded)
+                entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
+                for entry in entries:
+                    if entry.action == "reinit":
+                        reinitialise(entry, initial_weights(perturbation, [entry]))
         reset_optimizer_state(context.optimizers, net.parameters(kept))
         return {}

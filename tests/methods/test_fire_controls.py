@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods import Context, Fire, Net, RandomIsometry
+from fire_core.methods import Chain, Context, Fire, Fuse, Method, Net, RandomIsometry, ShrinkAndPerturb
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 from tests.programs import DQN, SMALL, rows
@@ -128,3 +128,26 @@ def test_a_trigger_keeps_the_optimizer_that_it_resets(tmp_path: Path) -> None:
     )
     assert row[f"{row['kind']}/optimizer_states_reset"] == 6  # weights and biases of three layers
     assert row[f"{row['kind']}/sfe"] == 0
+
+
+@pytest.mark.parametrize("name", ["fire", "random_isometry", "random_isometry left", "snp", "fuse", "chain"])
+def test_a_network_that_is_refused_leaves_all_networks_as_they_were(name: str) -> None:
+    methods: dict[str, Method] = {
+        "fire": Fire(),
+        "random_isometry": RandomIsometry(),
+        "random_isometry left": RandomIsometry(redraws="left"),
+        "snp": ShrinkAndPerturb(),
+        "fuse": Fuse(),
+        "chain": Chain({"snp": ShrinkAndPerturb(layout=None), "fire": Fire()}),
+    }
+    modules = {key: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)) for key in ("actor", "critic")}
+    net = Net.of(modules)
+    net.init["critic"]["2.weight"][0, 0] = torch.nan
+    if name != "random_isometry":
+        with torch.no_grad():
+            modules["critic"][2].weight[0, 0] = torch.nan
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(ValueError, match="NaN or Inf in"):
+        methods[name].at_boundary(net, Context(1, 0, torch.Generator().manual_seed(0)))
+    for p, old in zip(net.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), old, rtol=0, atol=0, equal_nan=True)
