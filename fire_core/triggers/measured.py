@@ -115,7 +115,8 @@ class Drift(Measured):
 
     The measured number is the increase of the weights' deviation since the first step after the last action, or the
     first step of the run, at which the weights are finite. The deviation is the mean of (sigma^2 / s^2 - 1)^2 over all
-    singular values, s being FIRE's target. Frozen weights do not count.
+    singular values, s being FIRE's target. Frozen weights do not count: when a weight is frozen or unfrozen, the
+    increase starts again at 0, because it would be that of other weights; while all are frozen, the number is NaN.
 
     Args:
         above: the trigger fires above this increase.
@@ -151,6 +152,7 @@ class Drift(Measured):
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         assert net is not None
+        self._entries(net)  # may drop the baseline
         if self.baseline is None or not math.isfinite(self.baseline):
             self.baseline = mean_over_ranks(self._deviation(net))
         return super().look(last, step, net, metrics)
@@ -164,9 +166,14 @@ class Drift(Measured):
         self.baseline = None
 
     def _entries(self, net: Net) -> list[Entry]:
-        """Return the weights that FIRE would project, read anew only when the networks train other parameters."""
+        """Return the weights that FIRE would project, read anew only when the networks train other parameters.
+
+        The baseline is dropped then, because it is the deviation of other weights.
+        """
         parameter_ids = [id(p) for p in net.parameters() if p.requires_grad]
         if self._cached_entries is None or self._cached_entries[0] != parameter_ids:
+            if self._cached_entries is not None:
+                self.baseline = None
             entries = []
             for module in net.modules.values():
                 entries += [e for e in resolve(module, self.layout or net.layout) if e.action == "project"]
@@ -175,8 +182,10 @@ class Drift(Measured):
 
     @torch.no_grad()
     def _deviation(self, net: Net) -> Tensor:
-        """Return the mean of (sigma^2 / s^2 - 1)^2 over all singular values, a scalar on the device."""
+        """Return the mean of (sigma^2 / s^2 - 1)^2 over all singular values, a scalar on the device; NaN if none."""
         entries = self._entries(net)
+        if not entries:
+            return torch.tensor(torch.nan)
         singular_values = sum(entry.count * min(entry.shape) for entry in entries)
         sums = []
         for entry in entries:

@@ -226,6 +226,27 @@ def test_drift_of_a_layer_that_is_frozen_later_does_not_count() -> None:
     assert trigger.ask(4, model) is None
 
 
+def test_drift_starts_again_when_weights_are_frozen_or_unfrozen() -> None:
+    """The mean over other weights is another number, although no weight has moved."""
+    model, trigger = mlp(), Drift(above=1e-3, every=1)
+    with torch.no_grad():
+        model[-1].weight.mul_(4)
+    for step in (1, 2):
+        assert trigger.ask(step, model) is None
+    for step, trains in ((3, False), (4, True)):
+        model[0].requires_grad_(requires_grad=trains)
+        assert trigger.ask(step, model) is None
+        assert trigger.value == 0
+    model.requires_grad_(requires_grad=False)
+    assert trigger.ask(5, model) is None
+    assert math.isnan(trigger.value)
+    model.requires_grad_(requires_grad=True)
+    assert trigger.ask(6, model) is None
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    assert trigger.ask(7, model) is not None
+
+
 @pytest.mark.parametrize("trigger", [lambda: Dormancy(0.0, every=1), lambda: EffectiveRank(1.0, every=1)])
 def test_a_model_in_float64(trigger) -> None:
     model, watching = mlp().double(), trigger()
