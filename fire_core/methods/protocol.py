@@ -66,14 +66,18 @@ class Net:
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[None]:
-        """Give all parameters their old values back if this block raises an error when it has changed some."""
-        before = [(p, p.detach().clone()) for p in self.parameters()]
+        """Give parameters and buffers their old values back if this block raises an error after it has changed some.
+
+        Copies of all of them are held within the block. What the block changes in optimizers stays changed.
+        """
+        buffers = {buffer: None for module in self.modules.values() for buffer in module.buffers()}  # shared ones once
+        before = [(tensor, tensor.detach().clone()) for tensor in (*self.parameters(), *buffers)]
         try:
             yield
         except Exception:
             with torch.no_grad():
-                for p, value in before:
-                    p.copy_(value)
+                for tensor, value in before:
+                    tensor.copy_(value)
             raise
 
     @contextmanager

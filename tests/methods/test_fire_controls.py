@@ -1,12 +1,13 @@
 """FIRE's controls: isometries that know nothing of the weights, and a reset of the optimizer alone."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods import Chain, Context, Fire, Fuse, Method, Net, RandomIsometry, ShrinkAndPerturb
+from fire_core.methods import Chain, Context, Fire, FullReset, Fuse, Method, Net, RandomIsometry, ShrinkAndPerturb
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 from tests.programs import DQN, SMALL, rows
@@ -130,7 +131,7 @@ def test_a_trigger_keeps_the_optimizer_that_it_resets(tmp_path: Path) -> None:
     assert row[f"{row['kind']}/sfe"] == 0
 
 
-@pytest.mark.parametrize("name", ["fire", "random_isometry", "random_isometry left", "snp", "fuse", "chain"])
+@pytest.mark.parametrize("name", ["fire", "random_isometry", "random_isometry left", "snp", "fuse", "chain", "reset"])
 def test_a_network_that_is_refused_leaves_all_networks_as_they_were(name: str) -> None:
     methods: dict[str, Method] = {
         "fire": Fire(),
@@ -139,15 +140,21 @@ def test_a_network_that_is_refused_leaves_all_networks_as_they_were(name: str) -
         "snp": ShrinkAndPerturb(),
         "fuse": Fuse(),
         "chain": Chain({"snp": ShrinkAndPerturb(layout=None), "fire": Fire()}),
+        "reset": Chain({"full_reset": FullReset(), "fire": Fire()}),
     }
-    modules = {key: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)) for key in ("actor", "critic")}
+    modules = {
+        key: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3), nn.BatchNorm1d(3))
+        for key in ("actor", "critic")
+    }
     net = Net.of(modules)
+    for module in modules.values():
+        module(torch.randn(4, 5))  # which moves the running statistics
     net.init["critic"]["2.weight"][0, 0] = torch.nan
     if name != "random_isometry":
         with torch.no_grad():
             modules["critic"][2].weight[0, 0] = torch.nan
-    before = [p.detach().clone() for p in net.parameters()]
+    before = copy.deepcopy([module.state_dict() for module in modules.values()])
     with pytest.raises(ValueError, match="NaN or Inf in"):
         methods[name].at_boundary(net, Context(1, 0, torch.Generator().manual_seed(0)))
-    for p, old in zip(net.parameters(), before, strict=True):
-        torch.testing.assert_close(p.detach(), old, rtol=0, atol=0, equal_nan=True)
+    for module, old in zip(modules.values(), before, strict=True):
+        torch.testing.assert_close(dict(module.state_dict()), dict(old), rtol=0, atol=0, equal_nan=True)
