@@ -71,10 +71,15 @@ def generate(
 
     Returns:
         int64 (1, n + tokens).
+
+    Raises:
+        ConfigError: the model gives NaN.
     """
     block = int(model.block_size)  # type: ignore[arg-type]
     for _ in range(tokens):
         logits = model(prompt[:, -block:])[0][0, -1].float().cpu()  # (vocabulary,)
+        if logits.isnan().any():
+            raise ConfigError("the model gives NaN in place of the next token's logits: its weights are not finite")
         divided = logits / temperature
         if temperature == 0 or not divided.max().isfinite():  # so small that the quotient is no number of float32
             drawn = logits.argmax(keepdim=True)

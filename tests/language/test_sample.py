@@ -43,6 +43,16 @@ def test_tokens_are_drawn_from_the_model_s_distribution() -> None:
     assert share == pytest.approx(expected, abs=0.03)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1e-320, 1.0])
+def test_nan_is_refused_and_no_token(temperature: float) -> None:
+    class Broken(Next):
+        def forward(self, idx: Tensor) -> tuple[Tensor, None]:
+            return torch.full((1, 1, 10), torch.nan), None
+
+    with pytest.raises(ConfigError, match="the model gives NaN in place of the next token's logits"):
+        generate(Broken(), torch.tensor([[0]]), 3, temperature, None, torch.Generator())
+
+
 def test_a_trained_model_writes_text(tmp_path: Path, capsys: pytest.CaptureFixture[str], zygote: Any) -> None:
     folder = LANGUAGE.run(tmp_path)
     trained = harness.load(folder)
