@@ -66,12 +66,14 @@ def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
 
 
 def refuse_second_rate(config: DictConfig) -> None:
-    """Refuse `lr=` beside `optimizer.lr=`, which is the rate then, unless the method reads `lr`.
+    """Refuse `lr=` beside `optimizer.lr=`, which is the rate then, unless the method or `optimizer.lr` refers to `lr`.
 
     Raises:
         ConfigError: the user has set both.
     """
-    if {"lr", "optimizer.lr"} <= {*given_options()} and not method_reads(config, "lr"):
+    if not {"lr", "optimizer.lr"} <= {*given_options()} or method_reads(config, "lr"):
+        return
+    if _with_another(config, "lr").optimizer.lr == config.optimizer.lr:
         raise ConfigError(f"lr has no effect beside optimizer.lr={config.optimizer.lr}: give one of the two")
 
 
@@ -85,6 +87,11 @@ def method_reads(config: DictConfig, option: str) -> bool:
         config: the configuration of a run.
         option: the dotted name of a number, such as `lr`.
     """
+    return methods_of(_with_another(config, option)) != methods_of(config)
+
+
+def _with_another(config: DictConfig, option: str) -> DictConfig:
+    """Return a copy of a configuration in which a number has a value that no option has by chance."""
     changed = copy.deepcopy(config)
-    OmegaConf.update(changed, option, 0.123456789, force_add=True)  # a value that no option has by chance
-    return methods_of(changed) != methods_of(config)
+    OmegaConf.update(changed, option, 0.123456789, force_add=True)
+    return changed

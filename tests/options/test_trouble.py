@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import vision.train  # noqa: F401  (registers the options of the program)
+from harness.config.errors import ConfigError
+from harness.config.given import refuse_second_rate
+from harness.config.groups import compose
 from tests.programs import start_here
 from tests.zygote import Zygote
 
@@ -230,6 +234,13 @@ def test_one_line(
 def test_one_line_by_the_command_line(program: str, options: str, tmp_path: Path, zygote: Zygote) -> None:
     answer = zygote.run(tmp_path, MODULES[program], *words_of(program, options))
     assert_one_line(program, options, answer.code, answer.err, tmp_path)
+
+
+def test_a_rate_is_no_second_one_if_the_optimizer_s_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.config.given.given_options", lambda: ("lr", "optimizer.lr"))
+    refuse_second_rate(compose("vision", ["lr=0.1", "optimizer.lr=${lr}"]))
+    with pytest.raises(ConfigError, match=r"lr has no effect beside optimizer.lr=0.1: give one of the two"):
+        refuse_second_rate(compose("vision", ["lr=0.1", "optimizer.lr=0.1"]))
 
 
 GLOBAL = "# @package _global_\n"
