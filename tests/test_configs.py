@@ -232,9 +232,7 @@ def test_the_line_of_tuned_values_has_those_that_are_given() -> None:
     runtime = compose_with_hydra("vision", (*FOLDER, "method=fire")).hydra.runtime
     given = ("method=fire", "lr=3e-3", "seed=1", "method.blend=0.5")
     missing = f"there is no {FILES}/warm_start_folder/fire.yaml"
-    assert tuned_values_taken(runtime, given) == (
-        f"tuned values: none but the given lr=3e-3 method.blend=0.5, {missing}"
-    )
+    assert tuned_values_taken(runtime, given) == (f"tuned values: none, {missing}; given: lr=3e-3 method.blend=0.5")
     assert tuned_values_taken(runtime) == f"tuned values: none, {missing}"
 
 

@@ -166,8 +166,8 @@ def tuned_values_taken(runtime: RuntimeConf, given: Sequence[str] = ()) -> str |
     if choices["tuned"] == "none":
         return "tuned values: none, as tuned=none says"
     values = [option for option in given if re.match(r"[+]*(lr|optimizer[.]\w+|method[.].+)=", option)]
-    besides = f" but the given {' '.join(values)}" if values else ""
-    return f"tuned values: none{besides}, there is no conf/{files[0]}"
+    and_given = f"; given: {' '.join(values)}" if values else ""
+    return f"tuned values: none, there is no conf/{files[0]}{and_given}"
 
 
 def _record(outcome: Outcome) -> None:

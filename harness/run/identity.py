@@ -167,7 +167,8 @@ def own_name(group: str, node: Mapping[str, Any], sequence: Sequence[str] = ()) 
 
     This is `name`, except where another environment was put into a preset (`env=cartpole env.task=Acrobot-v1`): then it
     is that environment's name. Gymnasium's `module:Name-v0` and `lab/Name-v0` become `Name-v0` and `lab-Name-v0`.
-    Environments that take turns are named all, such as `Walker2d-v5+Hopper-v5`, or if they are many, the first.
+    Of environments that take turns it is all names, such as `Walker2d-v5+Hopper-v5`; if that is too long, the first
+    name and the number of the others, such as `Walker2d-v5+8more`.
 
     Args:
         group: the config group, such as `env`.

@@ -246,7 +246,7 @@ def check_given(program: str, method: str, given: Sequence[str]) -> None:
         if name == "hydra":
             raise ConfigError(f"{option}: a search starts its runs itself, without Hydra's launchers and sweepers")
         if option.lstrip("+").startswith("optimizer.lr="):
-            raise ConfigError(f"{option}: beside it lr= has no effect, which a search varies: give lr=")
+            raise ConfigError(f"{option}: it would replace lr=, which a search varies: give lr=")
         if parse_option(option).is_sweep_override():
             raise ConfigError(f"{option} has several values: a search takes one, or searches the option itself")
     try:

@@ -103,7 +103,7 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(
         (("method.iterations=3",), r"option method.iterations is unknown; .* \(method=base\)"),
         (("metric=train/acuracy",), r"no number at the end of these tasks \(did you mean train/accuracy\?\)"),
         (("lr=1,2",), "lr=1,2 has several values"),
-        (("optimizer.lr=0.1",), "beside it lr= has no effect, which a search varies: give lr="),
+        (("optimizer.lr=0.1",), "optimizer.lr=0.1: it would replace lr=, which a search varies: give lr="),
         (("hydra/launcher=cores",), "a search starts its runs itself"),
         (("-m",), "-m: options are written option=value"),
         (("publish=",), "publish= is empty"),
