@@ -271,7 +271,7 @@ class Intervention:
             spared=frozenset(self.kept), trainable_only=self.trainable_only,
         )  # fmt: skip
         # Weights may have been frozen or unfrozen since the run began.
-        context = replace(context, spared=context.kept(self.net))
+        context = replace(context, spared=context.protected(self.net))
         self._write_masters_to_weights()
         masters = self._masters = self._all_masters()
         samples_before = {key: _sample(weight) for key, weight in self._weights().items()}

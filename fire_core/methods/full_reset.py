@@ -24,13 +24,13 @@ class FullReset(Method):
         self.builds_networks = weights == "new"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        kept = context.kept(net)
+        protected = context.protected(net)
         reset_to = net.init if self.weights == "initial" else new_weights(context)
         for name, module in net.modules.items():
             parameters = module.named_parameters(remove_duplicate=False)
-            old = {key: p.detach() for key, p in parameters if p in kept}
+            old = {key: p.detach() for key, p in parameters if p in protected}
             module.load_state_dict(reset_to[name] | old)  # copies in place: ties and optimizer references stay
-        reset_optimizer_state(context.optimizers, net.parameters(kept))
+        reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}
 
 

@@ -130,7 +130,7 @@ class Context:
     spared: frozenset[Tensor] = frozenset()
     trainable_only: bool = True
 
-    def kept(self, net: Net) -> frozenset[Tensor]:
+    def protected(self, net: Net) -> frozenset[Tensor]:
         """Return the parameters that a method must not change: the spared ones, and frozen ones if they are kept."""
         frozen = (p for p in net.parameters() if self.trainable_only and not p.requires_grad)
         return self.spared.union(frozen)

@@ -51,7 +51,7 @@ class ShrinkAndPerturb(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
-        kept = context.kept(net)
+        protected = context.protected(net)
         with net.unchanged_on_error() if len(net.modules) > 1 else nullcontext():
             for name, module in net.modules.items():
                 perturbation = net.init[name]
@@ -63,11 +63,11 @@ class ShrinkAndPerturb(Method):
                 scaled = perturbation
                 if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
                     scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
-                excluded = net.left_alone(name, kept)
+                excluded = net.left_alone(name, protected)
                 shrink_and_perturb_(module, scaled, self.coef, excluded)
                 entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
                 for entry in entries:
                     if entry.action == "reinit":
                         reinitialise(entry, initial_weights(perturbation, [entry]))
-        reset_optimizer_state(context.optimizers, net.parameters(kept))
+        reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}

@@ -45,7 +45,7 @@ from fire_core.reinit.fire import fire_
 from fire_core.reinit.report import Row
 from fire_core.tools.checkpoint import safetensors_file
 from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_checkpoint
-from fire_core.tools.checkpoint.source import Checkpoint, is_other, load
+from fire_core.tools.checkpoint.source import Checkpoint, is_named_as_weights, load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import MOST_ITERATIONS, Parser, add_model, at_least, progress
 from fire_core.weights.entry import Declared
@@ -265,7 +265,7 @@ def _report(
 
 def _weights_in_subfolders(path: Path) -> list[Path]:
     """Return the files in sub-folders of a checkpoint's folder that are called as weights are; of a file, none."""
-    nested = (p for p in path.glob("*/**/*") if p.is_file() and is_other(p)) if path.is_dir() else ()
+    nested = (p for p in path.glob("*/**/*") if p.is_file() and is_named_as_weights(p)) if path.is_dir() else ()
     return sorted(p.relative_to(path) for p in nested)
 
 

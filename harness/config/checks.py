@@ -24,7 +24,7 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 from harness.config.build import build
 from harness.config.errors import ConfigError
-from harness.config.given import is_given, refuse_idle, refuse_second_rate
+from harness.config.given import is_given, refuse_idle, refuse_second_learning_rate
 from harness.config.groups import PACKAGES, choices
 
 
@@ -80,7 +80,7 @@ def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None =
     if config.get("program") in PACKAGES:
         _refuse_choices_of_other_programs(config)
         _refuse_names_of_other_choices(config)
-        refuse_second_rate(config)
+        refuse_second_learning_rate(config)
 
 
 def _refusals(node: DictConfig, prefix: str) -> Iterator[str]:

@@ -65,8 +65,8 @@ def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
     return dict.fromkeys(idle, f"beside the optimizer that method={config.method.name} brings")
 
 
-def refuse_second_rate(config: DictConfig) -> None:
-    """Refuse `lr=` beside `optimizer.lr=`, which is the rate then, unless the method or `optimizer.lr` refers to `lr`.
+def refuse_second_learning_rate(config: DictConfig) -> None:
+    """Refuse `lr=` if `optimizer.lr=` is given too and replaces it, so that neither it nor the method reads `lr`.
 
     Raises:
         ConfigError: the user has set both.

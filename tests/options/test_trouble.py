@@ -11,7 +11,7 @@ import pytest
 
 import vision.train  # noqa: F401  (registers the options of the program)
 from harness.config.errors import ConfigError
-from harness.config.given import refuse_second_rate
+from harness.config.given import refuse_second_learning_rate
 from harness.config.groups import compose
 from tests.programs import start_here
 from tests.zygote import Zygote
@@ -238,9 +238,9 @@ def test_one_line_by_the_command_line(program: str, options: str, tmp_path: Path
 
 def test_a_rate_is_no_second_one_if_the_optimizer_s_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.config.given.given_options", lambda: ("lr", "optimizer.lr"))
-    refuse_second_rate(compose("vision", ["lr=0.1", "optimizer.lr=${lr}"]))
+    refuse_second_learning_rate(compose("vision", ["lr=0.1", "optimizer.lr=${lr}"]))
     with pytest.raises(ConfigError, match=r"lr has no effect beside optimizer.lr=0.1: give one of the two"):
-        refuse_second_rate(compose("vision", ["lr=0.1", "optimizer.lr=0.1"]))
+        refuse_second_learning_rate(compose("vision", ["lr=0.1", "optimizer.lr=0.1"]))
 
 
 GLOBAL = "# @package _global_\n"

@@ -74,13 +74,13 @@ def load(path: str | Path) -> Checkpoint:
     if not tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     beside = sorted(p for p in path.glob("*") if p.is_file() and p not in (*files, index))  # of a file: none
-    stale = [p.relative_to(path) for p in beside if is_other(p)]
+    stale = [p.relative_to(path) for p in beside if is_named_as_weights(p)]
     config = read_config(path if path.is_dir() else path.parent)
     return Checkpoint(path, tensors, files, config, contents, skipped, [*devices], stale)
 
 
-def is_other(path: Path) -> bool:
-    """Return whether a file beside a checkpoint's own is called as weights, an index of them or an optimizer are."""
+def is_named_as_weights(path: Path) -> bool:
+    """Return whether a file has the name of weights, in any format, of an index of them, or of an optimizer."""
     return path.name.endswith((*OTHER, ".index.json")) and not path.name.startswith(KEPT)
 
 
