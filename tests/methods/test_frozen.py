@@ -101,6 +101,7 @@ def test_frozen_weights_stay(name: str, frozen: str) -> None:
     kept = {key: p for key, p in model.named_parameters() if key.startswith(frozen)}
     for p in kept.values():
         p.requires_grad_(requires_grad=False)
+        p.grad = torch.ones_like(p)  # of the last step before it was frozen
     before = {key: 1.3 * p.detach() for key, p in kept.items()}
     constant = model.constant.clone()
     train(METHODS[name](), model)
