@@ -56,3 +56,20 @@ def test_methods_show_in_their_numbers() -> None:
         losses = [repr(columns["train/loss"]) for columns in recorded.values() if "train/loss" in columns]
         losses += [repr(columns["train/critic_loss"]) for columns in recorded.values() if "train/loss" not in columns]
         assert len(set(losses)) == len(recorded)
+
+
+def test_numbers_after_an_episode_that_went_another_way_are_not_compared() -> None:
+    recorded = {"muon": {"eval/length": {"100": 6.0, "300": 6.0}, "train/loss": {"100": 1.0, "300": 1.0, "400": 1.0}}}
+
+    def different(exact: bool = False, **changed: float) -> int:
+        numbers = {column: dict(places) for column, places in recorded["muon"].items()}
+        for place, value in changed.items():
+            column, _, step = place.partition("_at_")
+            numbers[{"length": "eval/length", "loss": "train/loss"}[column]][step] = value
+        return len(series.differences("sac", recorded, {"muon": numbers}, exact))
+
+    assert different(length_at_300=7.0, loss_at_400=2.0) == 0
+    assert different(length_at_300=7.0, loss_at_400=2.0, exact=True) == 2
+    assert different(length_at_300=7.0, loss_at_100=2.0) == 1
+    assert different(length_at_100=7.0, loss_at_400=2.0) == 2  # in the first half of the run: an error
+    assert different(loss_at_400=2.0) == 1
