@@ -88,7 +88,10 @@ def main(folder: str, options: Options) -> None:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
     if options.task is not None and trained.task.benchmark is None:
         raise ConfigError(f"task={options.task}: {folder} is of one environment, not of a stream of tasks")
-    phase = trained.learner.phase if options.task is None else options.task
+    last = trained.learner.phase
+    phase = last if options.task is None else options.task
+    if phase > last:
+        print(f"task {phase} is new to this agent, whose last task is {last}", flush=True)
     with contextlib.ExitStack() as stack:
         game = stack.enter_context(GAMES[trained.program](trained, options.seed, phase, draws))
         film = None if options.video is None else stack.enter_context(Film(expanded(options.video), game.rate))

@@ -16,8 +16,8 @@ Memory, whatever the checkpoint's size: what torch and transformers take themsel
 number of the largest projected tensor: 20 for the default solver; for `exact` 20 if it is tall or wide, 40 if square,
 60 if square and rank-deficient; for a blend below 1 20 if it is tall or wide, 70 if square or rank-deficient. Of a file
 of `torch.save` its projected weights are in memory until it is saved.
-OUT appears at the end, whole, by a rename, with its report beside it; neither may exist before. A run that is killed
-leaves a folder `.<OUT>.*.partial`.
+OUT appears at the end, whole, by a rename, after its report beside it; neither may exist before. A run that is killed
+leaves a folder `.<OUT>.*.partial`, and between the two renames a report without OUT.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def project(
         report["notes"] += warned
         text = Path(folder) / "report.json"
         text.write_text(json.dumps(report, indent=1, default=str) + "\n")
+        os.rename(text, report_path(target))  # first, so that there is never an OUT without its report
         os.rename(copy, target)
-        os.rename(text, report_path(target))
     return report
 
 

@@ -72,6 +72,16 @@ def test_it_plays_and_films(
     assert capsys.readouterr().out.splitlines()[:2] == printed.splitlines()[:2], "the same seed plays the same"
 
 
+@pytest.mark.parametrize(("task", "first_line"), [(0, "episode 1:"), (1, "episode 1:"), (2, "task 2 is new to this")])
+def test_it_says_when_it_plays_a_task_that_the_agent_has_not_trained_on(
+    task: int, first_line: str, agent: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = agent("stream")
+    capsys.readouterr()
+    play.main(str(folder), play.Options(task=task, steps=20))
+    assert capsys.readouterr().out.startswith(first_line)
+
+
 def test_a_film_that_breaks_leaves_no_file(tmp_path: Path) -> None:
     def breaking() -> None:
         with Film(tmp_path / "a.mp4", 30) as film:

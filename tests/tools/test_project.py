@@ -201,11 +201,17 @@ def test_what_cannot_be_done_is_said_in_one_line_and_leaves_nothing(
         assert not list(tmp_path.glob(".*partial"))
 
 
-# Is killed before the last rename.
+# Is killed at the rename of the number that is given, from 1 up.
 KILLED = """
 import os, signal, sys
 from fire_core.tools.project import project
-os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+rename, left = os.rename, [int(sys.argv[3])]
+
+def killed(source, target):
+    left[0] -= 1
+    os.kill(os.getpid(), signal.SIGKILL) if left[0] == 0 else rename(source, target)
+
+os.rename = killed
 project(sys.argv[1], sys.argv[2], include=["a.*"], solver="exact")
 """
 
@@ -216,13 +222,23 @@ def test_killed_and_repeated(tmp_path: Path, zygote: Zygote) -> None:
     small(source / "pytorch_model.bin")
     project(source, tmp_path / "calm", include=["a.*"], solver="exact")
     before = digests(source)
-    assert zygote.code(tmp_path, KILLED, str(source), str(target)).code == -signal.SIGKILL
+    assert zygote.code(tmp_path, KILLED, str(source), str(target), "1").code == -signal.SIGKILL
     assert not target.exists()
+    assert not report_path(target).exists()
     (left,) = tmp_path.glob(".out.*.partial")
     project(source, target, include=["a.*"], solver="exact")
     assert digests(source) == before
     assert digests(target) == digests(tmp_path / "calm")
     assert [*tmp_path.glob(".out.*.partial")] == [left]
+
+
+def test_killed_between_its_two_renames_it_leaves_no_copy_without_a_report(tmp_path: Path, zygote: Zygote) -> None:
+    source, target = small(tmp_path / "in.pt"), tmp_path / "out.pt"
+    assert zygote.code(tmp_path, KILLED, str(source), str(target), "2").code == -signal.SIGKILL
+    assert not target.exists()
+    assert json.loads(report_path(target).read_text())["rows"]
+    with pytest.raises(CheckpointError, match=r"out\.pt\.fire\.json: exists already; remove it"):
+        project(source, target, include=["a.*"])
 
 
 def test_a_full_disk_is_one_line(
