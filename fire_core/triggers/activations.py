@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from fire_core.methods.protocol import Net
 from fire_core.metrics import dormant_ratio, effective_rank
-from fire_core.ranges import Count, Share, checked
+from fire_core.ranges import Count, Share, checked, within
 from fire_core.triggers.measured import Measured, Steps
 from fire_core.units.graph import Units
 from fire_core.units.trace import unit_graph
@@ -98,7 +98,7 @@ class Dormancy(ActivationTrigger):
     Dormant units are those of Sokar et al., ICML 2023.
 
     Args:
-        above: the trigger fires above this share, in [0, 1].
+        above: the trigger fires above this share, in [0, 1).
         every: steps between two measurements.
         rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
@@ -110,7 +110,7 @@ class Dormancy(ActivationTrigger):
     @checked
     def __init__(
         self,
-        above: Share,
+        above: Annotated[float, within(0, 1, open_high=True)],  # no share is above 1
         every: Count = 100,
         rearm: Share | None = None,
         cooldown: Steps = 0,
@@ -147,7 +147,7 @@ class EffectiveRank(ActivationTrigger):
     features), and averaged over the networks. At most 256 samples of a batch are taken, evenly spaced.
 
     Args:
-        below: the trigger fires below this share of the largest rank, in [0, 1].
+        below: the trigger fires below this share of the largest rank, in (0, 1].
         every: steps between two measurements.
         rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
@@ -156,7 +156,13 @@ class EffectiveRank(ActivationTrigger):
     name = "effective_rank"
 
     @checked
-    def __init__(self, below: Share, every: Count = 100, rearm: Share | None = None, cooldown: Steps = 0) -> None:
+    def __init__(
+        self,
+        below: Annotated[float, within(0, 1, open_low=True)],  # no rank is below 0
+        every: Count = 100,
+        rearm: Share | None = None,
+        cooldown: Steps = 0,
+    ) -> None:
         super().__init__(None, below, every, rearm, cooldown)
 
     @contextmanager

@@ -195,6 +195,8 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
         (lambda: At(math.nan), r"At: .* got \[nan\]"),
         (lambda: Plateau(mode="least"), "mode=least is unknown; accepted: min, max"),
         (lambda: Dormancy(0.3, rearm=0.4), "Dormancy: rearm=0.4 must not lie above the threshold 0.3"),
+        (lambda: Dormancy(1.0), r"above must be in \[0, 1\), got 1\.0"),
+        (lambda: EffectiveRank(0), r"below must be in \(0, 1\], got 0"),
         (lambda: Drift(above=math.inf), "above must be a finite number, got inf"),
     ],
 )
