@@ -87,6 +87,7 @@ def draw(results: Mapping[str, Result]) -> Figure:
     kept.set_ylabel("Left of the old task right after an act")
     kept.set_xlabel("How far to the isometry, and other acts")
     kept.set_xticks([*TICKS], [*TICKS.values()])
+    kept.set_xlim(-0.3, max(TICKS) + 0.08)  # left of the base there is room for the words
     figure.legend(*kept.get_legend_handles_labels(), loc="outside upper center", ncols=2)
     return figure
 
