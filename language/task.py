@@ -127,8 +127,7 @@ class Task:
         renewed_by = "" if keeps_optimizer else f"benchmark={options.benchmark['name']}"
         check_works(options, group, model, method, renewed_by)
         check_optimizer(config.optimizer)
-        has_phase_without_method = benchmark.methods_from_phase and benchmark.start != "scratch"
-        idle = {} if has_phase_without_method else idle_beside(method, config)
+        idle = {} if has_phase_without_method(benchmark) else idle_beside(method, config)
         if benchmark.new_tasks:
             idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
         elif config.benchmark.iterations is not None:
@@ -236,6 +235,11 @@ class Task:
             held_out[name] = rows if phase.relabel is None else phase.relabel(rows)
         return held_out
 
+    @property
+    def reads_optimizer(self) -> bool:
+        """Whether some phase is trained by `optimizer=` and `lr=`, and not by an optimizer that the method brings."""
+        return has_phase_without_method(self.benchmark) or not self.method.overrides("optimizer")
+
     def method_acts_in(self, phase: int) -> bool:
         """Return whether the method's hooks are called within phase number `phase`."""
         return self.method.acts_within_phases and phase >= self.methods_from_phase
@@ -322,6 +326,11 @@ def parts_of_dataset(dataset: dict[str, Any]) -> dict[str, dict[str, Any]]:
     if not isinstance(more, list) or not all(isinstance(path, str) for path in more):
         raise ConfigError(f"dataset.more must be a list of files or folders, got {more!r}")
     return parts | {f"text {number}": parts["first"] | {"path": path} for number, path in enumerate(more, 3)}
+
+
+def has_phase_without_method(benchmark: Benchmark) -> bool:
+    """Return whether a run begins with a phase within which no method acts."""
+    return benchmark.methods_from_phase > 0 and benchmark.start != "scratch"
 
 
 def check_works(config: LanguageConfig, group: ProcessGroup, model: GPT, method: Method, renewed_by: str) -> None:

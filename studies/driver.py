@@ -340,7 +340,9 @@ class Study:
         stream = self.streams[name]
         images = ("dataset=digits",) if stream.program == "vision" else ()
         small = ("scale=smoke", *images, "paths.runs=runs/smoke", "paths.cache=runs/smoke/cache")
-        options_without_data = tuple(word for word in stream.options if not word.startswith(("dataset", "benchmark.samples=")))
+        options_without_data = tuple(
+            word for word in stream.options if not word.startswith(("dataset", "benchmark.samples="))
+        )
         quick = replace(stream, options=options_without_data, full=(), settings={"": ()})
         jobs = {}
         for row in stream.rows:

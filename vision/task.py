@@ -154,7 +154,7 @@ class Task:
             total_steps=task.total_steps,
         )
         check_optimizer(config.optimizer)
-        refuse_idle({} if benchmark.methods_from_phase else idle_beside(method, config))
+        refuse_idle({} if task.reads_optimizer else idle_beside(method, config))
         task.check_schedule()
         task.check_cuda_graph()
         task.check_skip()
@@ -273,6 +273,11 @@ class Task:
     def phase_end(self, index: int) -> int:
         """Return the step of the run at which phase `index` ends."""
         return sum(phase.steps(self.config.batch_size) for phase in self.phases[: index + 1])
+
+    @property
+    def reads_optimizer(self) -> bool:
+        """Whether some phase is trained by `optimizer=` and `lr=`, and not by an optimizer that the method brings."""
+        return self.benchmark.methods_from_phase > 0 or not self.method.overrides("optimizer")
 
     def method_acts_in(self, phase: int) -> bool:
         """Return whether the method's hooks are called within phase number `phase`."""

@@ -14,10 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from fire_core.methods import Method
 from harness.config.build import build
 from harness.config.errors import ConfigError, near
+from harness.config.given import idle_beside
 from harness.config.groups import methods_of
 from harness.run.checkpoint import content_of, reading
 from harness.run.identity import digest, identity, one_spelling, without
 from harness.run.jobs import Job, compose, run_jobs
+from harness.run.programs import program_of
 from harness.tune.space import Dimension, check_space, space_of, trials
 from harness.tune.table import Trial, append, read_table
 
@@ -115,10 +117,11 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
     missing: dict[Job, tuple[str, int, int]] = {}  # a run to train -> its method, number of the trial, and seed
     for method in methods:
         config, setting = search.compose(method), search.setting(method)
-        fixed = {option.partition("=")[0] for option in search.fixed_options(method)}
+        kept = {option.partition("=")[0] for option in search.fixed_options(method)}
+        kept |= idle_in_runs(search.program, config)
         in_table = read_table(search.table, setting, method, search.seeds)
         for number, point in enumerate(trials(search_space(method, config), search.trials)):
-            choice = {option: value for option, value in point.items() if option not in fixed}
+            choice = {option: value for option, value in point.items() if option not in kept}
             options = [f"{option}={value}" for option, value in effective(config, choice).items()]
             options_now = " ".join(options)
             trial = in_table.get(number, Trial(setting, method, number, options_now, ()))
@@ -165,6 +168,21 @@ def search_space(method: str, config: DictConfig) -> list[Dimension]:
         check_space(node, space_of(name))
         space += [replace(dimension, option=f"{place}.{dimension.option}") for dimension in space_of(name)]
     return space
+
+
+def idle_in_runs(program: str, config: DictConfig) -> set[str]:
+    """Return options of the trainer that no run of this method reads, such as `lr` beside an optimizer of its own.
+
+    A search does not vary them, because a run would refuse them.
+
+    Args:
+        program: name of the program.
+        config: the configuration of a run of the method.
+    """
+    method = build("method", config.method, Method)
+    if not method.overrides("optimizer") or program_of(program).make_task(copy.deepcopy(config)).reads_optimizer:
+        return set()
+    return {*idle_beside(method, config)}
 
 
 def effective(config: DictConfig, choice: Mapping[str, Any]) -> dict[str, Any]:

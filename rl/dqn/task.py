@@ -164,11 +164,16 @@ class Task(AgentTask):
         bytes_of_row = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
         check_fits("replay.capacity", config.replay.capacity, bytes_of_row, task.replay_device)
         task.check_method(Net({"q": task.model}, {}), network)
-        idle = idle_beside(method, config) if task.method_optimizes(0) else {}
+        idle = {} if task.reads_optimizer else idle_beside(method, config)
         if config.eval.episodes is not None:
             idle |= dict.fromkeys(("eval.steps", "eval.num_envs"), f"beside eval.episodes={config.eval.episodes}")
         refuse_idle(idle | ({} if benchmark is None else {"midpoint": "in a stream of tasks"}))
         return task
+
+    @property
+    def reads_optimizer(self) -> bool:
+        """Whether some phase is trained by `optimizer=` and `lr=`, and not by an optimizer that the method brings."""
+        return not (self.method_optimizes(0) and self.method.overrides("optimizer"))
 
     @property
     def steps_before_trigger(self) -> int:

@@ -149,6 +149,11 @@ class Task(AgentTask):
         return {name: module.state_dict() for name, module in modules.items()}
 
     @property
+    def reads_optimizer(self) -> bool:
+        """Whether something is trained with `lr=`, whatever optimizer the method brings: the temperature always is."""
+        return True
+
+    @property
     def steps_before_trigger(self) -> int:
         """Decisions before the first one with updates, which is the first that the trigger is asked about."""
         return -(-self.config.random_steps // self.config.num_envs) * self.config.num_envs

@@ -20,7 +20,7 @@ from harness.config.build import build
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
 from harness.tune.command import Request, main, read_request, write_winner
-from harness.tune.search import effective, score, search_space
+from harness.tune.search import effective, idle_in_runs, score, search_space
 from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
 from harness.tune.table import read_table as read_trials
@@ -156,6 +156,36 @@ def test_a_trial_leaves_out_what_has_no_effect_beside_its_other_choices() -> Non
             assert effective(config, {"lr": 0.1, **options}) == expected
         assert len(trials(search_space(method, config), 17)) == 17
     assert effective(search.compose("base"), {"lr": 0.1}) == {"lr": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "varies_lr"),
+    [
+        ("upgd", ("program=vision", "benchmark=permuted"), False),
+        ("fire+upgd", ("program=vision", "benchmark=permuted"), False),
+        ("muon", ("program=vision", "benchmark=permuted"), True),  # Adam takes it for the weights that are no matrices
+        ("upgd", ("program=vision", "benchmark=warm_start", "benchmark.methods_from_phase=1"), True),
+        ("upgd", ("program=language",), False),
+        ("upgd", ("program=dqn",), True),  # chooses the optimizer after the first boundary alone
+        ("upgd", ("program=sac",), True),  # the temperature's
+    ],
+)
+def test_a_rate_that_a_method_s_optimizer_does_not_read_is_not_searched(
+    method: str, words: tuple[str, ...], varies_lr: bool
+) -> None:
+    search = read_request([*words, f"method={method}"]).search
+    assert ("lr" not in idle_in_runs(search.program, search.compose(method))) == varies_lr
+
+
+def test_the_command_of_a_winner_with_an_optimizer_of_its_own_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], zygote: Zygote
+) -> None:
+    words = ("benchmark=permuted", *TINY[:4], "seeds=1", "workers=1", "table=table.csv")
+    lines = run_search(tmp_path, monkeypatch, capsys, *words, "method=upgd", "trials=2")
+    (command,) = [line.strip() for line in lines if line.startswith("  python -m vision.train")]
+    assert all("method.lr=" in row["options"] and " lr=" not in f" {row['options']}" for row in rows(tmp_path)[1:])
+    answer = zygote.run(tmp_path, "vision.train", *command.split()[3:], "tracker=none")
+    assert answer.code == 0, answer.err
 
 
 def test_nothing_is_chosen_on_test_images() -> None:
