@@ -57,6 +57,7 @@ class Dash(Method):
 
     def check(self, net: Net) -> None:
         check_plain(net, (layer for layer in layers_of(net) if any(p.requires_grad for p in layer.parameters())))
+        shrinkable(net)
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         parameters = shrinkable(net, context.spared)
@@ -78,9 +79,19 @@ class Dash(Method):
 
 
 def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
-    """Return the trainable weights and biases of linear layers and convolutions, except `spared`, shared ones once."""
+    """Return the trainable weights and biases of linear layers and convolutions, except `spared`, shared ones once.
+
+    Raises:
+        ValueError: there are none.
+    """
     parameters = dict.fromkeys(p for layer in layers_of(net) for p in (layer.weight, layer.bias) if p is not None)
-    return [p for p in parameters if p.requires_grad and p not in spared]
+    chosen = [p for p in parameters if p.requires_grad and p not in spared]
+    if not chosen:
+        raise ValueError(
+            "no weight or bias of a linear layer or convolution can be shrunk: each is frozen (requires_grad=False) or "
+            "kept"
+        )
+    return chosen
 
 
 def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
@@ -95,7 +106,7 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
         in_chunks: take one gradient for each chunk, if the trainer has chunks; otherwise one for each batch.
 
     Raises:
-        ValueError: the trainer gives no batches, or there is not one.
+        ValueError: the trainer gives no batches, or there is no sample in them.
     """
     if context.batches is None or context.loss is None:
         raise ValueError("DASH needs batches of the next phase, which this trainer does not give")
@@ -106,23 +117,30 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
         chunks = (iter([batch]) for batch in context.batches())
     seen = False
     for chunk in chunks:
-        seen = True
         gradients = mean_gradients(parameters, context.loss, chunk)
+        if not gradients:
+            continue
+        seen = True
         for direction, gradient in zip(descent, gradients, strict=True):
             direction.mul_(1 - alpha).add_(gradient, alpha=-alpha)
     if not seen:  # without a direction every weight would be shrunk as far as it may
-        raise ValueError("DASH needs batches of the next phase, and there is not one: the model is unchanged")
+        raise ValueError("DASH needs batches of the next phase, and there is no sample: the model is unchanged")
     return dict(zip(parameters, descent, strict=True))
 
 
 def mean_gradients(
     parameters: list[Tensor], loss: Callable[[Tensor, Tensor], Tensor], batches: Batches
 ) -> list[Tensor]:
-    """Return the gradient of the mean loss over all samples of these batches, one tensor for each parameter."""
+    """Return the gradient of the mean loss over all samples of these batches, one tensor for each parameter.
+
+    The list is empty if there are no samples.
+    """
     means: list[Tensor] = []
     samples = 0
     for inputs, targets in batches:
         size = len(targets)
+        if not size:  # its mean loss is NaN, and its gradient NaN or zero
+            continue
         gradients = [
             to_working(gradient)
             for gradient in torch.autograd.grad(loss(inputs, targets), parameters, materialize_grads=True)

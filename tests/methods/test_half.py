@@ -20,6 +20,7 @@ from fire_core.units.trace import unit_graph
 from tests.methods.small import moment
 
 HALF = [torch.float16, torch.bfloat16]
+Batch = tuple[Tensor, Tensor]
 
 
 def network(dtype: torch.dtype) -> nn.Sequential:
@@ -77,13 +78,42 @@ def test_dash_refuses_what_is_not_finite_and_changes_nothing() -> None:
             torch.testing.assert_close(value, before[key], rtol=0, atol=0, equal_nan=True)
 
 
-def test_dash_refuses_data_without_a_batch() -> None:
+NO_SAMPLES = torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)
+SAMPLES = torch.randn(4, 5), torch.tensor([0, 1, 2, 0])
+
+
+def dash_on(model: nn.Sequential, batches: list[Batch], chunks: list[list[Batch]] | None) -> None:
+    context = Context(1, 0, torch.Generator(), lambda: iter(batches), lambda x, y: F.cross_entropy(model(x), y))
+    context.chunks = None if chunks is None else lambda: map(iter, chunks)
+    Dash().at_boundary(Net.of({"m": model}), context)
+
+
+@pytest.mark.parametrize("batches", [[], [NO_SAMPLES], [NO_SAMPLES, NO_SAMPLES]])
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_dash_refuses_data_without_a_sample(batches: list[Batch], in_chunks: bool) -> None:
     model = network(torch.float32)
     before = copy.deepcopy(model.state_dict())
-    context = Context(1, 0, torch.Generator(), lambda: iter(()), lambda x, y: F.cross_entropy(model(x), y))
-    with pytest.raises(ValueError, match="there is not one: the model is unchanged"):
-        Dash().at_boundary(Net.of({"m": model}), context)
+    with pytest.raises(ValueError, match="there is no sample: the model is unchanged"):
+        dash_on(model, batches, [batches, []] if in_chunks else None)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_batches_and_chunks_without_samples_change_nothing_in_dash() -> None:
+    for batches, chunks in (([NO_SAMPLES, SAMPLES, NO_SAMPLES], None), ([], [[], [SAMPLES, NO_SAMPLES], [NO_SAMPLES]])):
+        model, expected = network(torch.float32), network(torch.float32)
+        dash_on(model, batches, chunks)
+        dash_on(expected, [SAMPLES], None)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_dash_refuses_a_network_that_is_wholly_frozen_or_kept() -> None:
+    model = network(torch.float32)
+    net = Net.of({"m": model})
+    with pytest.raises(ValueError, match="can be shrunk: each is frozen"):
+        Dash().at_boundary(net, Context(1, 0, torch.Generator(), spared=frozenset(model.parameters())))
+    model.requires_grad_(requires_grad=False)
+    with pytest.raises(ValueError, match="can be shrunk: each is frozen"):
+        Dash().check(net)
 
 
 # ---------------------------------------------------------------------------------------------------------- all others
