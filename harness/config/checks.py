@@ -24,7 +24,7 @@ from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
 from harness.config.build import build
 from harness.config.errors import ConfigError
-from harness.config.given import is_given, refuse_idle, refuse_second_learning_rate
+from harness.config.given import is_given, refuse_idle, refuse_idle_learning_rate
 from harness.config.groups import PACKAGES, choices
 
 
@@ -63,7 +63,7 @@ Threads = Annotated[int | None, cores]
 def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None = None) -> None:
     """Check a program's options against their annotations, and its groups against what the program can build.
 
-    Two learning rates of which one has no effect are refused as well.
+    A learning rate that has no effect is refused as well.
 
     Args:
         config: a configuration composed from a dataclass of options, such as `VisionConfig`.
@@ -80,7 +80,7 @@ def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None =
     if config.get("program") in PACKAGES:
         _refuse_choices_of_other_programs(config)
         _refuse_names_of_other_choices(config)
-        refuse_second_learning_rate(config)
+        refuse_idle_learning_rate(config)
 
 
 def _refusals(node: DictConfig, prefix: str) -> Iterator[str]:

@@ -65,16 +65,25 @@ def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
     return dict.fromkeys(idle, f"beside the optimizer that method={config.method.name} brings")
 
 
-def refuse_second_learning_rate(config: DictConfig) -> None:
-    """Refuse `lr=` if `optimizer.lr=` is given too and replaces it, so that neither it nor the method reads `lr`.
+def refuse_idle_learning_rate(config: DictConfig) -> None:
+    """Refuse `lr=` if neither the optimizer nor the method reads it; see `lr_is_idle`.
 
     Raises:
-        ConfigError: the user has set both.
+        ConfigError: the user has set it.
     """
-    if not {"lr", "optimizer.lr"} <= {*given_options()} or method_reads(config, "lr"):
-        return
-    if _with_another(config, "lr").optimizer.lr == config.optimizer.lr:
-        raise ConfigError(f"lr has no effect beside optimizer.lr={config.optimizer.lr}: give one of the two")
+    if "lr" in given_options() and lr_is_idle(config):
+        rate = config.optimizer.lr
+        raise ConfigError(f"lr has no effect, as optimizer.lr={rate} does not refer to it: give optimizer.lr= alone")
+
+
+def lr_is_idle(config: DictConfig) -> bool:
+    """Return whether the optimizer has a rate of its own in place of `lr`, which no option of the method reads either.
+
+    The user has given `optimizer.lr=`, or a file of an optimizer or an experiment has it.
+    """
+    if "lr" not in (config.get("optimizer") or {}) or method_reads(config, "lr"):
+        return False
+    return bool(_with_another(config, "lr").optimizer.lr == config.optimizer.lr)
 
 
 def method_reads(config: DictConfig, option: str) -> bool:

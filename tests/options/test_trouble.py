@@ -11,7 +11,7 @@ import pytest
 
 import vision.train  # noqa: F401  (registers the options of the program)
 from harness.config.errors import ConfigError
-from harness.config.given import refuse_second_learning_rate
+from harness.config.given import refuse_idle_learning_rate
 from harness.config.groups import compose
 from tests.programs import start_here
 from tests.zygote import Zygote
@@ -113,7 +113,7 @@ VISION = {
         "optimizer.weight_decay has no effect beside the optimizer that method=muon brings"
     ),
     "method=upgd lr=0.1": UPGD,
-    "lr=0.1 optimizer.lr=0.01": "lr has no effect beside optimizer.lr=0.01: give one of the two",
+    "lr=0.1 optimizer.lr=0.01": "lr has no effect, as optimizer.lr=0.01 does not refer to it: give optimizer.lr= alone",
     "method=chain method.of=fire+upgd lr=0.1": "lr has no effect beside the optimizer that method=fire+upgd brings",
     "method=chain method.of=[fire,muon]": "method.of=[fire,muon] is written method.of=fire+muon",
     "batch_size=1 model.norm=true": "model=mlp cannot take images (1, 1, 8, 8): Expected more than 1 value per",
@@ -238,9 +238,9 @@ def test_one_line_by_the_command_line(program: str, options: str, tmp_path: Path
 
 def test_a_rate_is_no_second_one_if_the_optimizer_s_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.config.given.given_options", lambda: ("lr", "optimizer.lr"))
-    refuse_second_learning_rate(compose("vision", ["lr=0.1", "optimizer.lr=${lr}"]))
-    with pytest.raises(ConfigError, match=r"lr has no effect beside optimizer.lr=0.1: give one of the two"):
-        refuse_second_learning_rate(compose("vision", ["lr=0.1", "optimizer.lr=0.1"]))
+    refuse_idle_learning_rate(compose("vision", ["lr=0.1", "optimizer.lr=${lr}"]))
+    with pytest.raises(ConfigError, match=r"lr has no effect, as optimizer.lr=0.1 does not refer to it"):
+        refuse_idle_learning_rate(compose("vision", ["lr=0.1", "optimizer.lr=0.1"]))
 
 
 GLOBAL = "# @package _global_\n"
@@ -259,6 +259,12 @@ OWN_FILES = {  # a file of one's own, its text and the options that choose it, a
     ),
     ("experiment/mine.yaml", GLOBAL + "hydra: {sweeper: {params: {method: 'base,fier'}}}\n", "experiment=mine -m"): (
         "method=fier is unknown (did you mean fire?); accepted: "
+    ),
+    ("optimizer/mine.yaml", "_target_: torch.optim.SGD\nname: mine\nlr: 0.01\n", "optimizer=mine lr=0.1"): (
+        "lr has no effect, as optimizer.lr=0.01 does not refer to it: give optimizer.lr= alone"
+    ),
+    ("experiment/mine.yaml", GLOBAL + "optimizer: {lr: 0.01}\n", "experiment=mine lr=0.1"): (
+        "lr has no effect, as optimizer.lr=0.01 does not refer to it: give optimizer.lr= alone"
     ),
     ("method/mine.yaml", "a: [1\n", "method=mine"): "own/method/mine.yaml, line 2: expected ',' or ']', but got",
     ("method/mine.yaml", "a: \tb: c\n", "method=mine,fire -m"): "own/method/mine.yaml, line 1: ",

@@ -117,6 +117,14 @@ def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message
         parse("method=base", *options)
 
 
+def test_an_optimizer_with_a_rate_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All trials would have that rate."""
+    monkeypatch.setattr(groups, "CONF", Path(shutil.copytree(CONF, tmp_path / "conf")))
+    (tmp_path / "conf" / "optimizer" / "sgd.yaml").write_text("_target_: torch.optim.SGD\nname: sgd\nlr: 0.01\n")
+    with pytest.raises(ConfigError, match=r"optimizer.lr=0.01 does not follow lr=, which a search varies"):
+        parse("method=base", "optimizer=sgd")
+
+
 @pytest.mark.parametrize(
     ("option", "says"),
     [
