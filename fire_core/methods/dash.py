@@ -61,13 +61,13 @@ class Dash(Method):
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         parameters = shrinkable(net, context.spared)
-        buffers = {b: b.clone() for module in net.modules.values() for b in module.buffers()}
+        buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
         with net.mode(training=self.mode == "train"):
             try:
                 descent = smoothed_descent(parameters, context, self.alpha, in_chunks=self.variant == "original")
             finally:
                 with torch.no_grad():
-                    for buffer, value in buffers.items():  # train mode has moved the running statistics of batch norms
+                    for buffer, value in buffers:  # train mode has moved the running statistics of batch norms
                         buffer.copy_(value)
         names: dict[Tensor, str] = {p: name for module in net.modules.values() for name, p in module.named_parameters()}
         named = [(names.get(p, "a weight"), p, direction) for p, direction in descent.items()]

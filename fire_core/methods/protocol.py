@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fire_core.ranges import one_of
 from fire_core.reinit.report import Report
+from fire_core.weights.distributed import local
+from fire_core.weights.overlap import overlaps_itself
 
 # Two forms of a method: as its own authors wrote it (original), and as the FIRE authors' code does it (fire_paper).
 Variant = Annotated[str, one_of("original", "fire_paper")]
@@ -53,6 +55,11 @@ class Net:
                     seen.add(parameter)
                     yield parameter
 
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers of all networks, shared ones once, without expanded ones, into which nobody can write."""
+        buffers = dict.fromkeys(buffer for module in self.modules.values() for buffer in module.buffers())
+        return [buffer for buffer in buffers if not overlaps_itself(local(buffer))]
+
     def left_alone(self, name: str, spared: Collection[Tensor] = ()) -> list[nn.Parameter]:
         """Return the parameters of the network `name` that a method must not change when it acts on that network.
 
@@ -70,8 +77,7 @@ class Net:
 
         Copies of all of them are held within the block. What the block changes in optimizers stays changed.
         """
-        buffers = {buffer: None for module in self.modules.values() for buffer in module.buffers()}  # shared ones once
-        before = [(tensor, tensor.detach().clone()) for tensor in (*self.parameters(), *buffers)]
+        before = [(tensor, tensor.detach().clone()) for tensor in (*self.parameters(), *self.buffers())]
         try:
             yield
         except Exception:

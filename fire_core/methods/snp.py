@@ -1,8 +1,6 @@
 """Shrink and perturb (Ash and Adams, "On Warm-Starting Neural Network Training", NeurIPS 2020, arXiv 1910.08475; public
 code: JordanAsh/warm_start)."""
 
-from contextlib import nullcontext
-
 import torch
 
 from fire_core.methods.layers import ChosenLayout
@@ -52,7 +50,7 @@ class ShrinkAndPerturb(Method):
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         protected = context.protected(net)
-        with net.unchanged_on_error() if len(net.modules) > 1 else nullcontext():
+        with net.unchanged_on_error():
             for name, module in net.modules.items():
                 perturbation = net.init[name]
                 if self.variant == "original":

@@ -1,13 +1,14 @@
 """FIRE's controls: isometries that know nothing of the weights, and a reset of the optimizer alone."""
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods import Chain, Context, Fire, FullReset, Fuse, Method, Net, RandomIsometry, ShrinkAndPerturb
+from fire_core.methods import Chain, Context, Dash, Fire, FullReset, Fuse, Method, Net, RandomIsometry, ShrinkAndPerturb
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 from tests.programs import DQN, SMALL, rows
@@ -158,3 +159,38 @@ def test_a_network_that_is_refused_leaves_all_networks_as_they_were(name: str) -
         methods[name].at_boundary(net, Context(1, 0, torch.Generator().manual_seed(0)))
     for module, old in zip(modules.values(), before, strict=True):
         torch.testing.assert_close(dict(module.state_dict()), dict(old), rtol=0, atol=0, equal_nan=True)
+
+
+def test_shrink_and_perturb_on_one_network_is_refused_before_it_shrinks() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    net = Net.of({"model": model})
+    with pytest.raises(ValueError, match=r"no parameter matches 'trunk\.\*'"):
+        ShrinkAndPerturb(layout={"trunk.*": "reinit"}).at_boundary(net, Context(1, 0, torch.Generator()))
+    assert all(torch.equal(value, net.init["model"][key]) for key, value in model.state_dict().items())
+
+
+class WithExpandedBuffer(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("mask", torch.zeros(1).expand(6))
+
+
+def test_an_expanded_buffer_hides_no_reason_and_stops_no_act() -> None:
+    """Nobody can write into it, so it needs no copy."""
+    modules = {"actor": WithExpandedBuffer(), "critic": WithExpandedBuffer()}
+    net = Net.of(modules)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        yield torch.randn(8, 4), torch.randn(8, 4)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return sum(((module(x) - y).square().mean() for module in modules.values()), torch.zeros(()))
+
+    Dash().at_boundary(net, Context(1, 0, torch.Generator(), batches, loss))
+    assert not torch.equal(modules["actor"].weight, net.init["actor"]["weight"])
+    with torch.no_grad():
+        modules["critic"].weight[0, 0] = torch.nan
+    before = modules["actor"].weight.detach().clone()
+    with pytest.raises(ValueError, match="NaN or Inf in weight"):
+        Fire().at_boundary(net, Context(1, 0, torch.Generator()))
+    assert torch.equal(modules["actor"].weight, before)
