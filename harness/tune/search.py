@@ -74,6 +74,8 @@ class Search:
             common["given"] = sorted(fixed + tuned)
         if not self.has_default_metric:
             common["metric"] = self.metric
+        if self.first_task:  # older tables of such runs have scores that count the phases before the first task too
+            common["first_task"] = self.first_task
         return digest(common)
 
     def fixed_options(self, method: str) -> list[str]:

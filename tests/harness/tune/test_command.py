@@ -376,6 +376,15 @@ def test_a_trial_is_scored_by_the_last_half_of_all_its_tasks(tmp_path: Path) -> 
         score(tmp_path, "train/return")
 
 
+def test_a_search_whose_scores_leave_out_a_phase_has_a_table_of_its_own() -> None:
+    """Older tables have scores that count the mixture in front of the tasks as one of them."""
+    options = ("program=language", "method=base", "benchmark=domains", "dataset=domains", "benchmark.tasks=4")
+    plain, mixed = (read_request([*options, f"benchmark.pretrain={steps}"]).search for steps in (0, 20))
+    assert (plain.first_task, mixed.first_task) == (0, 1)
+    assert mixed.setting("base") != replace(mixed, first_task=0).setting("base")
+    assert plain.setting("base") != mixed.setting("base")
+
+
 @pytest.mark.parametrize("boundary", ["dqn", "dqn_paper"])
 def test_a_search_of_agents_is_one_for_all_methods_in_any_order(boundary: str) -> None:
     """A task settles its method's `boundary` options in its configuration, which the next method must not get."""
