@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from numbers import Real
 from typing import Any
 
 from fire_core.methods.protocol import Net
@@ -70,5 +69,8 @@ class Every(Trigger):
 
 
 def _is_count(step: Any) -> bool:
-    """Return whether this is a whole number from 1 up; 1e3 is one too."""
-    return isinstance(step, Real) and float(step).is_integer() and float(step) >= 1  # NaN and infinity are not
+    """Return whether this is a whole number from 1 up; 1e3 and an entry of a tensor are too."""
+    try:
+        return bool(int(step) == step and step >= 1)
+    except (TypeError, ValueError, OverflowError):  # None, text and NaN, infinity
+        return False

@@ -23,6 +23,8 @@ def fired(trigger: Trigger, steps: int, **metrics: list[float]) -> list[int]:
     ("trigger", "asked", "fires"),
     [
         (At([3, 7]), range(1, 11), [3, 7]),
+        (At(torch.tensor([7, 3])), range(1, 11), [3, 7]),
+        (At([3.0, 10**400]), range(1, 11), [3]),
         (At(4), range(1, 11), [4]),
         (Every(4), range(1, 13), [4, 8, 12]),
         (Every(4) | At([5]), range(1, 10), [4, 5, 8]),
@@ -193,6 +195,7 @@ def test_between_measurements_no_number_is_read_from_a_device(name, monkeypatch)
         (lambda: At([1.5]), r"At: .* got \[1\.5\]"),
         (lambda: At(math.inf), r"At: .* got \[inf\]"),
         (lambda: At(math.nan), r"At: .* got \[nan\]"),
+        (lambda: At([3, None]), r"At: .* got \[3, None\]"),
         (lambda: Plateau(mode="least"), "mode=least is unknown; accepted: min, max"),
         (lambda: Dormancy(0.3, rearm=0.4), "Dormancy: rearm=0.4 must not lie above the threshold 0.3"),
         (lambda: Dormancy(1.0), r"above must be in \[0, 1\), got 1\.0"),
