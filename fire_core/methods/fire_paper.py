@@ -185,8 +185,8 @@ class OutputWatch:
         for link in self.links:
             if link.layer not in self._statistics:
                 raise RuntimeError(
-                    f"no pass went through {link.name}: a network that torch.compile compiled before the hooks were "
-                    "put on does not run them"
+                    f"no pass with samples went through {link.name}; a network that torch.compile compiled before the "
+                    "hooks were put on does not run them"
                 )
         return [self._statistics[link.layer] for link in self.links]
 

@@ -122,11 +122,12 @@ class Watch:
         """
         if not any(self._statistics):
             raise RuntimeError(
-                "no pass was seen: a network that torch.compile compiled before the hooks were put on does not run them"
+                "no pass with samples was seen; a network that torch.compile compiled before the hooks were put on "
+                "does not run them"
             )
         if not skip_unused:
             for units, statistics in zip(self.graph, self._statistics, strict=True):
                 if not statistics:
                     layer = units.consumers[0].layer
-                    raise RuntimeError(f"no pass went through {layer}, which reads units that are to be measured")
+                    raise RuntimeError(f"no sample went through {layer}, which reads units that are to be measured")
         return [torch.stack(list(statistics.values())).mean(0) for statistics in self._statistics if statistics]

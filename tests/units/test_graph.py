@@ -146,10 +146,10 @@ def test_a_pass_that_was_not_measured_is_told() -> None:
     links = [Link("one", nn.Linear(3, 2))]
     watch = OutputWatch(links, rectified)
     with watch.on():
-        with pytest.raises(RuntimeError, match="no pass went through one"):
+        with pytest.raises(RuntimeError, match="no pass with samples went through one"):
             watch.read()
         links[0].layer(torch.randn(0, 3))  # without samples
-        with pytest.raises(RuntimeError, match="no pass went through one"):
+        with pytest.raises(RuntimeError, match="no pass with samples went through one"):
             watch.read()
         links[0].layer(torch.randn(4, 3))
         assert len(watch.read()) == 1
@@ -161,7 +161,7 @@ def test_watch_is_compiled_with_the_network() -> None:
     network = SmallResNet(4, 3, width=4, stages=2)
     compiled = torch.compile(network, backend="eager", fullgraph=True)
     watch = Watch(unit_graph({"model": network}), mean_magnitude)
-    with pytest.raises(RuntimeError, match="no pass was seen"):
+    with pytest.raises(RuntimeError, match="no pass with samples was seen"):
         watch.read()
     x = torch.randn(5, 3, 8, 8)
     with watch.on():
