@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from fire_core.errors import FireWarning
 from fire_core.integrations.copies import Copy, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
+from fire_core.methods.chain import Chain
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.project import Projection
@@ -115,7 +116,8 @@ class Intervention:
         method: any method that acts at a boundary; None calls `fire_` with `options`.
         copies: averaged or target models, which take over every weight that the method changes. With several networks
             they are copies of the first.
-        trainable_only: keep frozen weights as they are, whatever the method.
+        trainable_only: keep frozen weights as they are, whatever the method. Methods with an option of this name, such
+            as `Fire(trainable_only=False)`, need False in both places to change them.
         keep: selectors of weights that stay as they are, whatever the method, and keep their optimizer state: what
             `exclude` of `fire_` accepts (a pattern such as `"head"` or `"*.bias"`, a module, a type, a parameter), one
             or several. With several networks a name may begin with the network's (`"actor.*"`).
@@ -155,6 +157,8 @@ class Intervention:
             raise TypeError(f"options of fire_ ({', '.join(options)}) go with method=None; give them to the method")
         if method is not None:
             check_method(method, batches is not None and loss is not None)
+            if not trainable_only:
+                refuse_methods_that_keep_frozen(method)
         self.trigger, self.batches, self.loss, self.seed = trigger, batches, loss, seed
         self.own_copies, self.trainable_only, self.keep, self.masters = list(copies), trainable_only, keep, masters
         self.method = method or FireWith({"trainable_only": trainable_only, "masters": masters, **options})
@@ -434,6 +438,18 @@ def check_method(method: Method, has_data: bool) -> None:
         )
     if method.follows_gradients and not has_data:
         raise ValueError(f"method={name} needs data: give batches= (training batches, one pass) and loss= (of a batch)")
+
+
+def refuse_methods_that_keep_frozen(method: Method) -> None:
+    """Refuse a method whose own option says that it keeps frozen weights, so that `trainable_only=False` does nothing.
+
+    Raises:
+        ValueError: the message has the option that does it.
+    """
+    for part in method.methods.values() if isinstance(method, Chain) else (method,):
+        if getattr(part, "trainable_only", False):
+            name = type(part).__name__
+            raise ValueError(f"trainable_only=False has no effect on {name}(): give {name}(trainable_only=False) too")
 
 
 def _cloned(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from fire_core import fire_
 from fire_core.integrations.intervention import Intervention
-from fire_core.methods import Net, RandomIsometry, ShrinkAndPerturb
+from fire_core.methods import Chain, Fire, Method, Net, RandomIsometry, ShrinkAndPerturb
 from fire_core.triggers import At
 
 
@@ -106,3 +106,16 @@ def test_what_matches_nothing_is_refused_at_the_start(options, keep, message):
     model = Model()
     with pytest.raises(ValueError, match=message):
         Intervention(At(5), keep=keep, **options).begin({"model": model}, [torch.optim.SGD(model.parameters(), lr=0.1)])
+
+
+def test_frozen_weights_change_if_that_is_asked_for_of_the_method_too() -> None:
+    def changed(method: Method | None) -> set[str]:
+        model = Model()
+        model.body.requires_grad_(requires_grad=False)
+        return moved({"model": model}, (), method=method, trainable_only=False)
+
+    for method in (None, Fire(trainable_only=False), RandomIsometry(trainable_only=False), ShrinkAndPerturb()):
+        assert "body.0.weight" in changed(method)
+    for method in (Fire(), Chain({"snp": ShrinkAndPerturb(), "fire": Fire()})):
+        with pytest.raises(ValueError, match=r"has no effect on Fire\(\): give Fire\(trainable_only=False\) too"):
+            changed(method)
