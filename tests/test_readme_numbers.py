@@ -59,6 +59,10 @@ TABLE = [
 # (words of the README around a difference, with {} where its number stands; file; rows; minus these rows; column)
 DIFFERENCES = [
     (
+        "by [{} of accuracy](docs/studies/how_far/index.md) over FIRE", "studies/how_far/labels.csv",
+        "row == 'half' and setting == 'share 1'", "row == 'fire' and setting == 'share 1'", "online/accuracy",
+    ),
+    (
         "a [warm start](docs/studies/figure2_small/index.md), on average by {} of accuracy",
         "studies/figure2_small/figure2_small_a.csv", "row == 'fire'", "row == 'base'", "test/accuracy",
     ),
