@@ -24,6 +24,8 @@ TICKS = {0.0: "0\nbase", 0.25: "0.25", 0.5: "0.5\nhalf", 0.75: "0.75", 1.0: "1\n
     RIVALS["full_reset"]: "full\nreset",
     RIVALS["snp"]: "S&P",
 }
+# The same acts with biases put back to their initial values, drawn as open marks.
+BIASES_PUT_BACK = {f"{row}_biases": place for row, place in {**HOW_FAR, **RIVALS}.items()}
 LIMITS = -0.5, 2.0  # of both panels; a point beyond stands at the edge
 TITLES = {
     "labels": "random labels",
@@ -35,6 +37,7 @@ TITLES = {
     "warm_start_augmented": "CIFAR-10, warm start, augmented",
     "labels_fashion": "random labels, Fashion-MNIST",
 }
+SETTINGS = {"share 0.25": "a quarter new", "share 0.5": "half of them new", "share 1": "all new"}  # of `labels`
 
 
 def main() -> None:
@@ -53,7 +56,8 @@ def ended_results(study: Study) -> dict[str, Result]:
         results = results_of(stream, read_csv(study.folder / f"{name}.csv"))
         if not missing_runs(stream, results):
             results_by_title |= {
-                ", ".join(filter(None, (TITLES[name], setting))): result for setting, result in results.items()
+                ", ".join(filter(None, (TITLES[name], SETTINGS.get(setting, setting)))): result
+                for setting, result in results.items()
             }
     return results_by_title
 
@@ -83,7 +87,7 @@ def draw(results: Mapping[str, Result]) -> Figure:
         panel.annotate(words, (0, height), xycoords=("axes fraction", "data"), **place)
     low, high = won.get_ylim()
     won.set_ylim(max(low, LIMITS[0]), min(high, LIMITS[1]))
-    won.set_ylabel("Part of fresh minus base")
+    won.set_ylabel("Part of the loss that is won back")
     kept.set_ylabel("Left of the old task right after an act")
     kept.set_xlabel("How far to the isometry, and other acts")
     kept.set_xticks([*TICKS], [*TICKS.values()])
@@ -97,6 +101,8 @@ def plot(
 ) -> None:
     """Draw a line over how far an act goes, and a mark for each other act, each point with a bar of its interval.
 
+    Marks are open where an act puts biases back.
+
     A point beyond `LIMITS` stands at their edge, without a bar.
 
     Args:
@@ -106,7 +112,7 @@ def plot(
         look: colour, dash and mark.
         title: for the legend.
     """
-    for places, style_of_line in ((HOW_FAR, look["linestyle"]), (RIVALS, "")):
+    for places, style_of_line in ((HOW_FAR, look["linestyle"]), (RIVALS, ""), (BIASES_PUT_BACK, "")):
         points = {place: number(row) for row, place in places.items() if row in result.values}
         points = {place: estimate for place, estimate in points.items() if estimate.n}
         centres = [min(max(estimate.mean, LIMITS[0]), LIMITS[1]) for estimate in points.values()]
@@ -116,6 +122,8 @@ def plot(
             for inside, estimate in zip(is_inside, points.values(), strict=True)
         ]
         options = {**look, "linestyle": style_of_line, "label": title, "capsize": 2, "markersize": 5}
+        if places is BIASES_PUT_BACK:
+            options["markerfacecolor"] = "white"
         panel.errorbar([*points], centres, np.array(bars).reshape(-1, 2).T, **options)
         title = None
 
