@@ -161,3 +161,15 @@ def test_a_setting_without_a_loss_is_drawn_below_alone(study: Study) -> None:
     assert [*line.get_xdata()] == [0.0, 0.5, 1.0]
     assert line.get_ydata() == pytest.approx([0.0, 0.75, 0.0])
     assert len(kept.containers) == 2 * len(won.containers)
+
+
+def test_an_act_that_puts_biases_back_is_an_open_mark_at_the_place_of_the_same_act() -> None:
+    stream = replace(STREAM, rows=STREAM.rows | {"half_biases": STREAM.rows["half"]})
+    put_back = [line | {"row": "half_biases"} for line in lines() if line["row"] == "half"]
+    won, _ = how_far_figure.draw(results_of(stream, lines() + put_back)).axes
+    drawn = [line for line in won.lines if line.get_marker() == "o" and len(line.get_xdata())]
+    filled, open_mark = drawn
+    assert [*filled.get_xdata()] == [0.0, 0.5, 1.0]
+    assert [*open_mark.get_xdata()] == [0.5]
+    assert open_mark.get_markerfacecolor() == "white"
+    assert filled.get_markerfacecolor() != "white"
