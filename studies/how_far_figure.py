@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis import style
 from analysis.estimates import Estimate
@@ -37,7 +38,7 @@ TITLES = {
     "warm_start_augmented": "CIFAR-10, warm start, augmented",
     "labels_fashion": "random labels, Fashion-MNIST",
 }
-SETTINGS = {"share 0.25": "a quarter new", "share 0.5": "half of them new", "share 1": "all new"}  # of `labels`
+SETTINGS = {"share 0.25": "25 % new", "share 0.5": "50 % new", "share 1": "100 % new"}  # of `labels`
 
 
 def main() -> None:
@@ -80,19 +81,23 @@ def draw(results: Mapping[str, Result]) -> Figure:
         }
         if result.has_loss():
             plot(won, result.won_back, result, look)
-        plot(kept, result.kept_share, result, look, title if result.has_loss() else f"{title}: no loss")
+        plot(kept, result.kept_share, result, look, title if result.has_loss() else f"{title} (below only)")
     for panel, height, words in ((won, 1.0, "a new network"), (won, 0.0, "no intervention"), (kept, 1.0, "all kept")):
         panel.axhline(height, color="0.6", linewidth=0.8, zorder=0)
         place = {"xytext": (2, 2), "textcoords": "offset points", "color": "0.4", "fontsize": 8}
         panel.annotate(words, (0, height), xycoords=("axes fraction", "data"), **place)
     low, high = won.get_ylim()
     won.set_ylim(max(low, LIMITS[0]), min(high, LIMITS[1]))
-    won.set_ylabel("Part of the loss that is won back")
+    won.set_ylabel("Part of the lost plasticity\nthat is won back")
     kept.set_ylabel("Left of the old task right after an act")
     kept.set_xlabel("How far to the isometry, and other acts")
     kept.set_xticks([*TICKS], [*TICKS.values()])
     kept.set_xlim(-0.3, max(TICKS) + 0.08)  # left of the base there is room for the words
-    figure.legend(*kept.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    handles, titles = kept.get_legend_handles_labels()
+    for title, face in (("biases kept", "0.4"), ("biases put back", "white")):
+        handles.append(Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face))
+        titles.append(title)
+    figure.legend(handles, titles, loc="outside upper center", ncols=2)
     return figure
 
 

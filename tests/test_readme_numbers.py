@@ -59,7 +59,7 @@ TABLE = [
 # (words of the README around a difference, with {} where its number stands; file; rows; minus these rows; column)
 DIFFERENCES = [
     (
-        "by [{} of accuracy](docs/studies/how_far/index.md) over FIRE", "studies/how_far/labels.csv",
+        "is [higher by {}](docs/studies/how_far/index.md)", "studies/how_far/labels.csv",
         "row == 'half' and setting == 'share 1'", "row == 'fire' and setting == 'share 1'", "online/accuracy",
     ),
     (

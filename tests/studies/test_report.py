@@ -156,7 +156,7 @@ def test_a_setting_without_a_loss_is_drawn_below_alone(study: Study) -> None:
     results = how_far_figure.ended_results(study)
     assert [*results] == ["random labels, lost", "random labels, kept"]
     won, kept = how_far_figure.draw(results).axes
-    assert kept.get_legend_handles_labels()[1] == ["random labels, lost", "random labels, kept: no loss"]
+    assert kept.get_legend_handles_labels()[1] == ["random labels, lost", "random labels, kept (below only)"]
     line = won.lines[0]
     assert [*line.get_xdata()] == [0.0, 0.5, 1.0]
     assert line.get_ydata() == pytest.approx([0.0, 0.75, 0.0])
