@@ -1,7 +1,8 @@
-"""For every test: one thread, so that workers share the cores and sums do not depend on their number."""
+"""For every test: one thread, so that workers share the cores and sums do not depend on them; no open figures."""
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,14 @@ def pytest_collection_finish() -> None:
     """What was imported by now stays: the garbage collector need not look at a million objects again and again."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def no_open_figures() -> Iterator[None]:
+    """Close the figures that a test leaves open: pyplot of the next test would draw into them."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Figures, by what is on them: limits, panels, legends, titles, and lines that coincide."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -21,10 +21,8 @@ NINE = (1, 2, 3, 5, 8, 10, 15, 20, 30)  # iterations
 
 
 @pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
+def styled() -> None:
     style.use()
-    yield
-    plt.close("all")
 
 
 def found(root: Path) -> list[Setting]:
