@@ -1,0 +1,100 @@
+"""The numbers on the page of the study how_far against the rows beside it."""
+
+import re
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+
+from tests.zygote import ROOT
+
+FOLDER = ROOT / "docs" / "studies" / "how_far"
+PAGE = (FOLDER / "index.md").read_text()
+SETTINGS = ("share 1", "share 0.5", "share 0.25")  # in the order of the page's columns
+RIVALS = {
+    ("FIRE", "kept"): ("half", "fire"),
+    ("FIRE", "put back"): ("half_biases", "fire_biases"),
+    ("random isometry", "kept"): ("half", "random_isometry"),
+    ("random isometry", "put back"): ("half_biases", "random_isometry_biases"),
+    ("full reset", "put back"): ("half_biases", "full_reset"),
+    ("S&P", "half's put back"): ("half_biases", "snp"),
+}
+ROWS = {
+    "base: nothing": "base",
+    "a new network for each task": "fresh",
+    "optimizer reset alone": "optimizer_reset",
+    "layer norm with weight decay, no act": "layer_norm_decay",
+    "full reset": "full_reset",
+    "S&P, coefficients searched": "snp",
+    "DASH, lambda searched": "dash",
+    "a quarter of the way": "quarter",
+    "half": "half",
+    "three quarters": "three_quarters",
+    "FIRE": "fire",
+    "FIRE, exact": "fire_exact",
+    "random isometry": "random_isometry",
+    "a quarter, biases put back": "quarter_biases",
+    "half, biases put back": "half_biases",
+    "three quarters, biases put back": "three_quarters_biases",
+    "FIRE, biases put back": "fire_biases",
+    "FIRE, exact, biases put back": "fire_exact_biases",
+    "random isometry, biases put back": "random_isometry_biases",
+}
+ENDS = {
+    "base": "base",
+    "new network": "fresh",
+    "full reset": "full_reset",
+    "S&P": "snp",
+    "FIRE": "fire",
+    "half": "half",
+    "random isometry": "random_isometry",
+    "FIRE, biases back": "fire_biases",
+    "half, biases back": "half_biases",
+    "random isometry, biases back": "random_isometry_biases",
+}
+
+
+def table(heading: str) -> Iterator[list[str]]:
+    """Yield the cells of each line of the table whose heading begins so, its heading first."""
+    (text,) = re.findall(rf"^\| {re.escape(heading)}.*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
+    for line in text.replace("**", "").splitlines():
+        if not line.startswith("|---"):
+            yield [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+
+
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    """The means over seeds by row and setting."""
+    lines = pd.read_csv(FOLDER / "labels.csv")
+    numbers = ["online/accuracy", "task_end/accuracy", "previous_accuracy_before", "previous_accuracy_after"]
+    return lines.groupby(["row", "setting"])[numbers].mean()
+
+
+def test_effects_intervals_and_outcomes() -> None:
+    outcomes = pd.read_csv(FOLDER / "outcomes.csv").set_index(["setting", "row", "rival"])
+    _, *lines = table("half minus")
+    assert {(rival, biases) for rival, biases, *_ in lines} == RIVALS.keys()
+    for rival, biases, *cells in lines:
+        for setting, cell in zip(SETTINGS, cells, strict=True):
+            told = outcomes.loc[(setting, *RIVALS[rival, biases])]
+            assert cell == f"{told.effect:.3f} ({told.low:.3f} to {told.high:.3f}), {told.outcome}"
+    assert outcomes.p_difference[outcomes.stream == "labels"].max() < 1e-4
+
+
+def test_all_rows(rows: pd.DataFrame) -> None:
+    _, *lines = table("row |")
+    assert {name for name, *_ in lines} == ROWS.keys()
+    for name, *cells in lines:
+        for setting, cell in zip(SETTINGS, cells, strict=True):
+            told = rows.loc[ROWS[name], setting]
+            left = told.previous_accuracy_after / told.previous_accuracy_before
+            words = "guessing" if left < 0.11 else f"{left:.2f}"
+            assert cell == f"{told['online/accuracy']:.3f} ({words})", (name, setting)
+
+
+def test_ends_of_tasks(rows: pd.DataFrame) -> None:
+    (_, *names), *lines = table("|")
+    assert {*names} == ENDS.keys()
+    for setting, (_, *cells) in zip(SETTINGS, lines, strict=True):
+        told = [f"{rows.loc[ENDS[name], setting]['task_end/accuracy']:.3f}" for name in names]
+        assert cells == told, setting
