@@ -72,18 +72,25 @@ def refuse_idle_learning_rate(config: DictConfig) -> None:
         ConfigError: the user has set it.
     """
     if "lr" in given_options() and lr_is_idle(config):
-        rate = config.optimizer.lr
-        raise ConfigError(f"lr has no effect, as optimizer.lr={rate} does not refer to it: give optimizer.lr= alone")
+        remedy = "give optimizer.lr= alone" if "lr" in config.optimizer else "write lr: ${lr} in its file"
+        raise ConfigError(f"lr has no effect, as {own_rate(config)} does not refer to it: {remedy}")
 
 
 def lr_is_idle(config: DictConfig) -> bool:
-    """Return whether the optimizer has a rate of its own in place of `lr`, which no option of the method reads either.
+    """Return whether no option of the optimizer refers to `lr`, and none of the method either.
 
-    The user has given `optimizer.lr=`, or a file of an optimizer or an experiment has it.
+    The user has given `optimizer.lr=`, or a file of an optimizer or an experiment has a rate of its own, or none.
     """
-    if "lr" not in (config.get("optimizer") or {}) or method_reads(config, "lr"):
+    if not config.get("optimizer") or method_reads(config, "lr"):
         return False
-    return bool(_with_another(config, "lr").optimizer.lr == config.optimizer.lr)
+    changed = _with_another(config, "lr").optimizer
+    return bool(OmegaConf.to_container(changed, resolve=True) == OmegaConf.to_container(config.optimizer, resolve=True))
+
+
+def own_rate(config: DictConfig) -> str:
+    """Return what an optimizer that does not refer to `lr` has in its place, for messages."""
+    optimizer = config.optimizer
+    return f"optimizer.lr={optimizer.lr}" if "lr" in optimizer else f"the optimizer {optimizer.get('_target_', '')}"
 
 
 def method_reads(config: DictConfig, option: str) -> bool:

@@ -43,7 +43,7 @@ from harness.config.arguments import parse_option, read_arguments, refuse_unknow
 from harness.config.cli import exit_code, library_error, one_line, user_facing
 from harness.config.direction import better_direction
 from harness.config.errors import ConfigError, near
-from harness.config.given import lr_is_idle
+from harness.config.given import lr_is_idle, own_rate
 from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
 from harness.run.checkpoint import write_atomically
@@ -168,7 +168,7 @@ def read_request(argv: Sequence[str]) -> Request:
     search = Search(program, options_of, int(own["trials"]), seeds, Path(), "")
     for method in methods or ["base"]:
         if lr_is_idle(config := search.compose(method)):
-            raise ConfigError(f"optimizer.lr={config.optimizer.lr} does not follow lr=, which a search varies")
+            raise ConfigError(f"{own_rate(config)} does not follow lr=, which a search varies")
     config = search.compose(methods[0] if methods else "base")
     task = trainer.make_task(config)
     metric, default_metric = own["metric"] or task.scores[0], task.scores[0]

@@ -263,6 +263,9 @@ OWN_FILES = {  # a file of one's own, its text and the options that choose it, a
     ("optimizer/mine.yaml", "_target_: torch.optim.SGD\nname: mine\nlr: 0.01\n", "optimizer=mine lr=0.1"): (
         "lr has no effect, as optimizer.lr=0.01 does not refer to it: give optimizer.lr= alone"
     ),
+    ("optimizer/mine.yaml", "_target_: torch.optim.Adadelta\nname: mine\n", "optimizer=mine lr=0.1"): (
+        "lr has no effect, as the optimizer torch.optim.Adadelta does not refer to it: write lr: ${lr} in its file"
+    ),
     ("experiment/mine.yaml", GLOBAL + "optimizer: {lr: 0.01}\n", "experiment=mine lr=0.1"): (
         "lr has no effect, as optimizer.lr=0.01 does not refer to it: give optimizer.lr= alone"
     ),
