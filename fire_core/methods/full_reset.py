@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fire_core.methods.protocol import Context, Method, Net, Weights
+from fire_core.methods.protocol import Context, Method, Net, Weights, load_tensors
 from fire_core.ranges import checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
@@ -10,7 +10,7 @@ from fire_core.weights.optimizer_state import reset_optimizer_state
 class FullReset(Method):
     """Set all weights and buffers (batch-norm statistics too) back to initial ones, and reset the optimizer's state.
 
-    Frozen weights stay.
+    Frozen weights stay, and so does what modules keep beside them (`get_extra_state`).
 
     Args:
         weights: `initial` takes those at the start of the run, the same at each boundary. `new` takes those of a
@@ -29,7 +29,7 @@ class FullReset(Method):
         for name, module in net.modules.items():
             parameters = module.named_parameters(remove_duplicate=False)
             old = {key: p.detach() for key, p in parameters if p in protected}
-            module.load_state_dict(reset_to[name] | old)  # copies in place: ties and optimizer references stay
+            load_tensors(module, reset_to[name] | old)  # in place: ties and optimizer references stay
         reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}
 

@@ -21,6 +21,31 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 Weights = dict[str, Tensor]  # name -> parameter or buffer, as a module's state_dict
 
 
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by their names in `state_dict()`, without what `get_extra_state` gives.
+
+    Extra state is of any type, and only its module knows what may be done with it.
+    """
+    return {name: x for name, x in module.state_dict().items() if isinstance(x, Tensor) and not _is_extra_state(name)}
+
+
+def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy numbers into parameters and persistent buffers in place; extra state stays.
+
+    Raises:
+        RuntimeError: the names or shapes are not those of the module.
+    """
+    numbers = {name: x for name, x in tensors.items() if not _is_extra_state(name)}
+    missing, unexpected = module.load_state_dict(numbers, strict=False)
+    if wrong := [*(name for name in missing if not _is_extra_state(name)), *unexpected]:
+        raise RuntimeError(f"the weights to load and those of {type(module).__name__} differ in {wrong[0]}")
+
+
+def _is_extra_state(name: str) -> bool:
+    """Return whether this is torch's name for what a module's `get_extra_state` returns."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
 @dataclass
 class Net:
     """The networks of a run.
@@ -41,8 +66,7 @@ class Net:
     def of(cls, modules: dict[str, nn.Module], layout: str = "all") -> "Net":
         """Return a `Net` of these networks that takes copies of their present weights as the initial ones."""
         init = {
-            name: {key: x.detach().clone() for key, x in module.state_dict().items() if isinstance(x, Tensor)}
-            for name, module in modules.items()
+            name: {key: x.detach().clone() for key, x in tensors_of(module).items()} for name, module in modules.items()
         }
         return cls(modules, init, layout)
 

@@ -1,6 +1,8 @@
 """Rivals since 2024 against the public code of their authors (tests/parity/originals), or against own arithmetic."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fire_core.methods import Method, Net
+from fire_core.methods import FullReset, Method, Net
 from fire_core.methods.contrib.cpr import CalibratedPartialResets
 from fire_core.methods.contrib.hare_tortoise import HareTortoise
 from fire_core.methods.contrib.regrama import ReGraMa, gradient_scores
@@ -200,6 +202,49 @@ def test_a_silent_unit_is_recycled_and_still_says_nothing(method: Method) -> Non
     assert (net[2].weight[:, 3] == 0).all()
     torch.testing.assert_close(net(x), expected)
     assert not any(module._forward_pre_hooks for module in net.modules())
+
+
+class KeepsBeside(nn.Linear):
+    """A layer with extra state, as layers of FP8 libraries have: a value of any type, or bytes of any length."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(3, 2)
+        self.value = value
+
+    def get_extra_state(self) -> Any:
+        return self.value
+
+    def set_extra_state(self, state: Any) -> None:
+        self.value = state
+
+
+@pytest.mark.parametrize("value", [{"scale": 0.5}, torch.tensor([1, 2, 3], dtype=torch.uint8), torch.tensor(1.5)])
+@pytest.mark.parametrize("weights", ["initial", "new"])
+def test_a_full_reset_leaves_what_modules_keep_beside_their_weights(value: Any, weights: str) -> None:
+    net = nn.Sequential(KeepsBeside(value))
+    own = Net.of({"m": net})
+    other = nn.Sequential(KeepsBeside("of the new network"))
+    net[0].value = later = torch.zeros(7, dtype=torch.uint8)
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    context = replace(moment(), new_networks=lambda: {"m": other.state_dict()})
+    FullReset(weights).at_boundary(own, context)
+    assert net[0].value is later
+    assert torch.equal(net[0].weight, own.init["m"]["0.weight"] if weights == "initial" else other[0].weight)
+
+
+@pytest.mark.parametrize("value", [{"scale": 0.5}, torch.tensor([1, 2, 3], dtype=torch.uint8), torch.tensor(1.5)])
+def test_hare_and_tortoise_leave_what_modules_keep_beside_their_weights(value: Any) -> None:
+    net = nn.Sequential(KeepsBeside(value))
+    own, method, before = Net.of({"m": net}), HareTortoise(momentum=0.5, every=1), net[0].weight.detach().clone()
+    method.before_step(own, moment())
+    with torch.no_grad():
+        net[0].weight.add_(1)
+    net[0].value = later = torch.zeros(7, dtype=torch.uint8)
+    method.after_step(own, moment())
+    method.after_epoch(own, moment())
+    assert net[0].value is later
+    torch.testing.assert_close(net[0].weight.detach(), before + 0.5)
 
 
 def test_hare_and_tortoise_by_hand() -> None:

@@ -4,7 +4,7 @@ with Hare and Tortoise Networks", ICML 2024; public code: dojeon-ai/Hare-Tortois
 import torch
 from torch import Tensor
 
-from fire_core.methods.protocol import Context, Method, Net
+from fire_core.methods.protocol import Context, Method, Net, load_tensors, tensors_of
 from fire_core.polar.steps import to_working
 from fire_core.ranges import Count, Decay, checked
 
@@ -41,7 +41,7 @@ class HareTortoise(Method):
     def after_step(self, net: Net, context: Context) -> None:
         for key, module in net.modules.items():
             parameters = dict(module.named_parameters(remove_duplicate=False))
-            for name, fast in module.state_dict().items():
+            for name, fast in tensors_of(module).items():
                 slow, parameter = self.slow[key][name], parameters.get(name)
                 if parameter is not None and parameter.requires_grad:
                     slow.mul_(self.momentum).add_(fast, alpha=1 - self.momentum)
@@ -55,7 +55,7 @@ class HareTortoise(Method):
         self.epochs += 1
         if self.epochs % self.every == 0:
             for key, module in net.modules.items():
-                module.load_state_dict(self.slow[key])
+                load_tensors(module, self.slow[key])
         return {}
 
     def forget_weights(self) -> None:
