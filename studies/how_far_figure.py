@@ -106,9 +106,7 @@ def plot(
 ) -> None:
     """Draw a line over how far an act goes, and a mark for each other act, each point with a bar of its interval.
 
-    Marks are open where an act puts biases back.
-
-    A point beyond `LIMITS` stands at their edge, without a bar.
+    Marks are open where an act puts biases back. A point beyond `LIMITS` stands at their edge, without a bar.
 
     Args:
         panel: where to draw.
