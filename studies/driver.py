@@ -244,8 +244,29 @@ class Study:
             }
             for (setting, row), point in chosen.items()
         ]
+        if self.is_frozen(name, lines):
+            return
         write_derived(self.folder / f"{name}.chosen.csv", lines, [table.path], self.command("search", name))
         self.write_power(name, searched_power(stream, scores))
+
+    def is_frozen(self, name: str, lines: Sequence[Row]) -> bool:
+        """Return whether a stream's report has begun with these choices, so that choices and power stay as written.
+
+        Raises:
+            SystemExit: the report has begun with another choice.
+        """
+        if not (self.folder / f"{name}.csv").exists():
+            return False
+        frozen = self.chosen(name)
+        for line in lines:
+            searched, reported = line["searched"], frozen.get((line["setting"], line["row"]), line["searched"])
+            if searched != reported:
+                where = f"{line['setting']} {line['row']}".strip()
+                sys.exit(
+                    f"error: the search of {name} now chooses {searched} for {where}, but its report has begun with "
+                    f"{reported}; to begin anew, move {name}.csv away"
+                )
+        return frozen.keys() >= {(line["setting"], line["row"]) for line in lines}
 
     def write_power(self, name: str, numbers: Row) -> None:
         """Write the power of a stream's report beside its tables."""
@@ -506,7 +527,7 @@ class Table:
         entry = provenance.of_folders([folder])
         line = vars(key) | result_of(folder) | {"cpu_seconds": round(cpu_seconds, 1)}
         line |= {name: entry[name] for name in ("cpu", "precision", "commit")}
-        self.lines[key] = line
+        self.lines[key] = line = {name: rounded(value) for name, value in line.items()}  # as a restart reads it
         if self.tasks is not None:
             self.tasks[key] = [vars(key) | task for task in tasks_of(folder)]
         self.write()
@@ -590,6 +611,11 @@ def write_derived(path: Path, lines: Sequence[Row], sources: Sequence[Path], com
     write_csv(path, lines)
     entries = [entry for source in sources for entry in provenance.read(source).values()]
     provenance.write(path, provenance.joined(entries) | {"command": command})
+
+
+def rounded(value: Any) -> Any:
+    """Return a float rounded to the six digits that tables have, anything else unchanged."""
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def write_csv(path: Path, lines: Sequence[Row]) -> None:

@@ -62,6 +62,11 @@ def test_a_search_chooses_and_the_report_goes_on_where_it_stopped(
     numbers = json.loads((study.folder / "tiny.power.json").read_text())
     assert numbers["pairs"][0]["seeds"] == 1
 
+    derived = {name: (study.folder / name).read_bytes() for name in ("tiny.chosen.csv", "tiny.power.json")}
+    study.search("tiny")
+    for name, content in derived.items():
+        assert (study.folder / name).read_bytes() == content, "a restart reads the numbers that it has written"
+
     ran: list[Key] = []
     run_jobs = driver.run_jobs
 
@@ -95,6 +100,33 @@ def test_a_search_chooses_and_the_report_goes_on_where_it_stopped(
     assert capsys.readouterr().out == "", "nothing ran again"
     assert (study.folder / "tiny.csv").read_bytes() == before
     assert "report 4 of 4 runs" in study.status("tiny")
+
+
+def test_choices_and_power_stay_as_they_were_when_the_report_began(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart in the middle of a report writes neither again, and refuses a search that has another winner now."""
+    best = 1e-3
+
+    def invent(stream: Stream, table: Table, keys: Iterable[Key]) -> None:
+        for key in keys:
+            rate = float(key.searched.removeprefix("lr="))
+            table.lines[key] = vars(key) | {"online/accuracy": str(1 - abs(math.log(rate / best)))}
+
+    monkeypatch.setattr(study, "run", invent)
+    monkeypatch.setattr(driver, "write_derived", lambda path, lines, sources, command: write_csv(path, lines))
+    study.search("tiny")
+    frozen = (study.folder / "tiny.chosen.csv", study.folder / "tiny.power.json")
+    for path in frozen:
+        path.write_text(path.read_text() + "\n")
+    marked = [path.read_bytes() for path in frozen]
+    write_csv(study.folder / "tiny.csv", [vars(Key("", "fire", "lr=0.001", "full", 201))])
+    study.search("tiny")
+    assert [path.read_bytes() for path in frozen] == marked
+    best = 1.4e-3
+    with pytest.raises(SystemExit, match=r"now chooses lr=0.0014 for base, but its report has begun with lr=0.001; "):
+        study.search("tiny")
+    assert [path.read_bytes() for path in frozen] == marked
 
 
 def test_a_search_goes_on_at_the_edge_of_the_best_coefficients_alone() -> None:
