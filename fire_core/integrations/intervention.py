@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
 from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
+from fire_core.weights.nested import nested_tensors
 from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import optimizers_that_hold
 from fire_core.weights.topology import unwrap
@@ -80,12 +82,15 @@ class FireWith(Method):
 
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         reports: dict[str, Report] = {}
-        for name, module in net.modules.items():
-            exclude = [*selectors_of("exclude", self.all_options["exclude"]), *net.left_alone(name, context.spared)]
-            options = {"init": net.init.get(name), **self.options, "exclude": exclude}
-            if reports:
-                options.pop("masters", None)  # given masters are those of the first network
-            reports[name] = fire_(module, optimizer=context.optimizers, **options)
+        # `fire_` changes nothing of a network that it refuses; the networks before that one are changed by then.
+        given_masters = nested_tensors(self.all_options["masters"])
+        with net.unchanged_on_error(context.optimizers, given_masters) if len(net.modules) > 1 else nullcontext():
+            for name, module in net.modules.items():
+                exclude = [*selectors_of("exclude", self.all_options["exclude"]), *net.left_alone(name, context.spared)]
+                options = {"init": net.init.get(name), **self.options, "exclude": exclude}
+                if reports:
+                    options.pop("masters", None)  # given masters are those of the first network
+                reports[name] = fire_(module, optimizer=context.optimizers, **options)
         return BoundaryReport(weights=reports)
 
 
@@ -268,10 +273,8 @@ class Intervention:
         weights_before = {name: _cloned(named_weights(module)) for name, module in copied_modules.items()}
         digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))  # torch uses 32 bits of a seed
-        self.firings += 1
-        self.fired.append(firing)
         context = Context(
-            self.firings, firing.step, generator, self.batches, self.loss, self.optimizers,
+            self.firings + 1, firing.step, generator, self.batches, self.loss, self.optimizers,
             spared=frozenset(self.kept), trainable_only=self.trainable_only,
         )  # fmt: skip
         # Weights may have been frozen or unfrozen since the run began.
@@ -281,6 +284,8 @@ class Intervention:
         samples_before = {key: _sample(weight) for key, weight in self._weights().items()}
         with copied_to_masters(masters):
             returned = self.method.at_boundary(self.net, context)
+        self.firings += 1
+        self.fired.append(firing)
         self.changed = self._changed_since(samples_before)
         self._reset_state_of_masters(masters)
         self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)

@@ -83,7 +83,7 @@ class Chain(Method):
         acting = [method for method in self.methods.values() if method.overrides("at_boundary")]
         context = replace(context, spared=context.spared | self.spared(net))
         report = BoundaryReport()
-        with net.unchanged_on_error() if len(acting) > 1 else nullcontext():
+        with net.unchanged_on_error(context.optimizers) if len(acting) > 1 else nullcontext():
             for method in acting:
                 returned = method.at_boundary(net, context)
                 its_report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)

@@ -66,7 +66,7 @@ class Fire(Method):
         options = {name: value for name, value in asdict(self.projection).items() if name not in self.idle_options()}
         reports = {}
         # `fire_` changes nothing of a network that it refuses; the networks before that one are changed by then.
-        with net.unchanged_on_error() if len(net.modules) > 1 else nullcontext():
+        with net.unchanged_on_error(context.optimizers) if len(net.modules) > 1 else nullcontext():
             for name, module in net.modules.items():
                 reports[name] = fire_(
                     module,

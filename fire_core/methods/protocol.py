@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fire_core.ranges import one_of
 from fire_core.reinit.report import Report
 from fire_core.weights.distributed import local
+from fire_core.weights.optimizers import unchanged_on_error
 from fire_core.weights.overlap import overlaps_itself
 
 # Two forms of a method: as its own authors wrote it (original), and as the FIRE authors' code does it (fire_paper).
@@ -95,20 +96,14 @@ class Net:
             untouchable.update(module.parameters())
         return [parameter for parameter in self.modules[name].parameters() if parameter in untouchable]
 
-    @contextmanager
-    def unchanged_on_error(self) -> Iterator[None]:
-        """Give parameters and buffers their old values back if this block raises an error after it has changed some.
+    def unchanged_on_error(
+        self, optimizers: Iterable[torch.optim.Optimizer], more: Iterable[Tensor] = ()
+    ) -> AbstractContextManager[None]:
+        """Return a block after which networks and optimizers are what they were before it, if it raises an error.
 
-        Copies of all of them are held within the block. What the block changes in optimizers stays changed.
+        Copies of all parameters, buffers and states, and of `more` tensors, are held within the block.
         """
-        before = [(tensor, tensor.detach().clone()) for tensor in (*self.parameters(), *self.buffers())]
-        try:
-            yield
-        except Exception:
-            with torch.no_grad():
-                for tensor, value in before:
-                    tensor.copy_(value)
-            raise
+        return unchanged_on_error(optimizers, [*self.parameters(), *self.buffers(), *more])
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from fire_core.integrations.intervention import Intervention
 from fire_core.integrations.torch import FireHook
 from fire_core.methods import Chain, Fire, Method, RandomIsometry, ShrinkAndPerturb
 from fire_core.triggers import At
-from tests.weights.test_masters import Flat, Loop, MastersOnly, error
+from tests.weights.test_masters import Flat, InState, Loop, MastersOnly, error, network
 
 
 def test_another_method_changes_them_too() -> None:
@@ -77,3 +78,32 @@ def test_methods_that_change_weights_before_they_project(method: Method) -> None
     optimizer.step()
     assert hook.intervention.firings == 1
     assert all(torch.equal(copy.bfloat16(), p) for p, copy in pairs)
+
+
+@pytest.mark.parametrize("method", [None, Fire()], ids=["fire_", "method"])
+@pytest.mark.parametrize("kind", [MastersOnly, InState, Flat])
+def test_a_network_that_is_refused_leaves_the_masters_of_another_as_they_were(
+    kind: type[Loop], method: Method | None
+) -> None:
+    def acted(refused: bool) -> tuple[Loop, Intervention]:
+        actor, critic = kind(), network()
+        intervention = Intervention(At([3]), method, masters=actor.masters)
+        optimizers = [actor.optimizer, torch.optim.Adam(critic.parameters())]
+        intervention.begin({"actor": actor.model, "critic": critic}, optimizers)
+        torch.manual_seed(1)
+        for _ in range(3):
+            actor.step()
+        if refused:
+            with torch.no_grad():
+                critic.get_parameter("2.weight")[0, 0] = torch.nan
+            with pytest.raises(ValueError, match=r"NaN or Inf in 2\.weight"):
+                intervention.ask(3)
+        for _ in range(2):
+            actor.step()
+        return actor, intervention
+
+    (actor, intervention), (undisturbed, _) = acted(refused=True), acted(refused=False)
+    for weight, expected in zip(actor.model.parameters(), undisturbed.model.parameters(), strict=True):
+        assert torch.equal(weight, expected)
+    assert not intervention.fired
+    assert intervention.firings == 0, "no action has happened"

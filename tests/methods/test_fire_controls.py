@@ -1,14 +1,27 @@
 """FIRE's controls: isometries that know nothing of the weights, and a reset of the optimizer alone."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods import Chain, Context, Dash, Fire, FullReset, Fuse, Method, Net, RandomIsometry, ShrinkAndPerturb
+from fire_core.methods import (
+    Chain,
+    Context,
+    Dash,
+    Fire,
+    FullReset,
+    Fuse,
+    Method,
+    Net,
+    OptimizerReset,
+    RandomIsometry,
+    ShrinkAndPerturb,
+)
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
 from tests.programs import DQN, SMALL, rows
@@ -159,6 +172,51 @@ def test_a_network_that_is_refused_leaves_all_networks_as_they_were(name: str) -
         methods[name].at_boundary(net, Context(1, 0, torch.Generator().manual_seed(0)))
     for module, old in zip(modules.values(), before, strict=True):
         torch.testing.assert_close(dict(module.state_dict()), dict(old), rtol=0, atol=0, equal_nan=True)
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Any]] = {
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.1),
+    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, 0.1, max_iter=1),
+    "Rprop": lambda parameters: torch.optim.Rprop(parameters, 0.1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LBFGS keeps one history:fire_core.errors.FireWarning")
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["fire", "chain"])
+def test_after_a_refused_act_training_goes_on_as_if_there_had_been_none(name: str, kind: str) -> None:
+    method = Fire() if name == "fire" else Chain({"reset": OptimizerReset(), "fire": Fire()})
+
+    def train(modules: dict[str, nn.Module], optimizer: Any, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for module in modules.values():
+            for p in module.parameters():
+                p.grad = torch.randn(p.shape, generator=generator).to(p)
+        optimizer.step(*((lambda: 1.0,) if kind == "LBFGS" else ()))
+
+    def trained() -> tuple[dict[str, nn.Module], Any]:
+        torch.manual_seed(0)
+        modules: dict[str, nn.Module] = {
+            key: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)) for key in ("actor", "critic")
+        }
+        optimizer = OPTIMIZERS[kind]([p for module in modules.values() for p in module.parameters()])
+        for seed in range(3):
+            train(modules, optimizer, seed)
+        with torch.no_grad():
+            modules["critic"].get_parameter("2.weight")[0, 0] = torch.nan
+        return modules, optimizer
+
+    (modules, optimizer), (undisturbed, its_optimizer) = trained(), trained()
+    states = {id(value) for state in optimizer.state.values() for value in state.values()}
+    with pytest.raises(ValueError, match="NaN or Inf in"):
+        method.at_boundary(Net.of(modules), Context(1, 0, torch.Generator(), optimizers=[optimizer]))
+    assert {id(value) for state in optimizer.state.values() for value in state.values()} == states
+    for seed in range(3, 5):
+        train(modules, optimizer, seed)
+        train(undisturbed, its_optimizer, seed)
+        for key, module in modules.items():
+            numbers, expected = dict(module.state_dict()), dict(undisturbed[key].state_dict())
+            torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_shrink_and_perturb_on_one_network_is_refused_before_it_shrinks() -> None:
