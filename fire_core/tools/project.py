@@ -201,7 +201,11 @@ def _write_copy(
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         rows += report.rows
-        warned |= dict.fromkeys(line for line in report.warnings if not line.startswith("nothing was projected"))
+        for line in report.warnings:
+            if line.startswith("zero matrices"):
+                line = line.partition("; ")[0]  # the advice after it needs initial weights, which no checkpoint holds
+            if not line.startswith("nothing was projected"):
+                warned[line] = None
     for file, content in checkpoint.contents.items():
         torch.save(content, places[file])
     return rows, [*warned]

@@ -341,6 +341,5 @@ def test_what_fire_warns_of_is_in_the_report(tmp_path: Path, capsys: pytest.Capt
         assert main([str(tmp_path / "in.pt"), str(tmp_path / "out.pt"), "--include", "*.weight", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["numbers"] == {"all": 32, "projected": 16}
-    assert any(
-        note.startswith("zero matrices have no nearest isometry and stay zero: a.weight") for note in report["notes"]
-    )
+    # The advice of fire_'s warning needs initial weights, which the command cannot be given.
+    assert "zero matrices have no nearest isometry and stay zero: a.weight" in report["notes"]
