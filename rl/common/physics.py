@@ -31,7 +31,8 @@ class Physics:
         model = self._model
         self._arrays = {
             "gravity": [model.opt.gravity],
-            "friction": [model.geom_friction[:, :1]],  # sliding friction
+            # sliding friction, along the one tangent of a body and the two of an explicit pair of bodies
+            "friction": [model.geom_friction[:, :1], model.pair_friction[:, :2]],
             "mass": [model.body_mass, model.body_inertia],
             "actuator": [model.actuator_gear],
         }
@@ -49,7 +50,7 @@ class Physics:
         slides &= ((touch | touch.T) != 0) & (bodies[:, None] != bodies[None])
         has_effect = {
             "gravity": model.opt.gravity.any(),
-            "friction": model.npair > 0 or slides.any(),
+            "friction": slides.any() or (model.pair_dim > 1).any(),
             "actuator": model.actuator_gear.any(),
         }
         return [name for name, effect in has_effect.items() if not effect]

@@ -1,6 +1,9 @@
 """What a task of continual control changes: observations and physics."""
 
+from types import SimpleNamespace
+
 import gymnasium
+import mujoco
 import numpy as np
 import pytest
 
@@ -49,6 +52,24 @@ def test_mujoco_s_physics_are_scaled() -> None:
     np.testing.assert_allclose(model.geom_friction, friction * [0.3, 1, 1])
     physics.change({})
     np.testing.assert_allclose(model.body_mass, mass)
+
+
+@pytest.mark.parametrize(("dimensions", "idle"), [(3, ["actuator"]), (1, ["friction", "actuator"])])
+def test_friction_of_explicit_pairs_is_scaled(dimensions: int, idle: list[str]) -> None:
+    """A pair has friction of its own, in place of that of its bodies; with one dimension it has none."""
+    model = mujoco.MjModel.from_xml_string(f"""
+        <mujoco><worldbody>
+            <geom name="floor" type="plane" size="1 1 1" contype="0"/>
+            <body><freejoint/><geom name="ball" size="0.1" conaffinity="0" contype="0"/></body>
+        </worldbody><contact>
+            <pair geom1="floor" geom2="ball" condim="{dimensions}" friction="1 0.5 0.1 0.1 0.1"/>
+        </contact></mujoco>""")
+    physics = Physics(SimpleNamespace(model=model, data=mujoco.MjData(model)))
+    assert physics.without_effect() == idle
+    physics.change({"friction": 0.5})
+    np.testing.assert_allclose(model.pair_friction, [[0.5, 0.25, 0.1, 0.1, 0.1]])
+    physics.change({})
+    np.testing.assert_allclose(model.pair_friction, [[1, 0.5, 0.1, 0.1, 0.1]])
 
 
 @pytest.mark.parametrize(
