@@ -212,12 +212,13 @@ class Study:
             commit(self.folder, f"{self.name}: the rows of {name}")
 
     def search(self, name: str) -> None:
-        """Search every row of a stream, and write the chosen points and the power of the report."""
+        """Search every row of a stream, and write the chosen points and the power of the report, until that begins."""
         stream = self.streams[name]
         if not stream.rates:
             assert stream.known_spread is not None, "a stream without a search takes its spread from an earlier study"
             smallest = smallest_that_matters(stream.measure.smallest, math.nan)
-            self.write_power(name, power_of(stream, smallest, stream.known_spread))
+            if not self.is_frozen(name, []):
+                self.write_power(name, power_of(stream, smallest, stream.known_spread))
             return
         table = Table(self.folder / f"{name}.search.csv", self.command("search", name))
         chosen: dict[tuple[str, str], Point] = {}
@@ -250,23 +251,32 @@ class Study:
         self.write_power(name, searched_power(stream, scores))
 
     def is_frozen(self, name: str, lines: Sequence[Row]) -> bool:
-        """Return whether a stream's report has begun with these choices, so that choices and power stay as written.
+        """Return whether a stream's report has begun, so that its choices and its power stay as they were written.
+
+        Choices of rows, and the power of pairs, that were added to the study since then are still to be written.
+
+        Args:
+            name: name of the stream.
+            lines: what the search chooses now, as lines of `<stream>.chosen.csv`.
 
         Raises:
             SystemExit: the report has begun with another choice.
         """
-        if not (self.folder / f"{name}.csv").exists():
+        power_file = self.folder / f"{name}.power.json"
+        if not (self.folder / f"{name}.csv").exists() or not power_file.exists():
             return False
-        frozen = self.chosen(name)
-        for line in lines:
-            searched, reported = line["searched"], frozen.get((line["setting"], line["row"]), line["searched"])
-            if searched != reported:
-                where = f"{line['setting']} {line['row']}".strip()
+        frozen = {
+            (line["setting"], line["row"]): line["searched"] for line in read_csv(self.folder / f"{name}.chosen.csv")
+        }
+        chosen = {(line["setting"], line["row"]): line["searched"] for line in lines}
+        for (setting, row), searched in chosen.items():
+            if frozen.get((setting, row), searched) != searched:
                 sys.exit(
-                    f"error: the search of {name} now chooses {searched} for {where}, but its report has begun with "
-                    f"{reported}; to begin anew, move {name}.csv away"
+                    f"error: the search of {name} now chooses {searched} for {f'{setting} {row}'.strip()}, but its "
+                    f"report has begun with {frozen[setting, row]}; to begin anew, move {name}.csv away"
                 )
-        return frozen.keys() >= {(line["setting"], line["row"]) for line in lines}
+        pairs = {(pair["row"], pair["rival"]) for pair in json.loads(power_file.read_text())["pairs"]}
+        return frozen.keys() >= chosen.keys() and pairs >= {*self.streams[name].family}
 
     def write_power(self, name: str, numbers: Row) -> None:
         """Write the power of a stream's report beside its tables."""
@@ -527,13 +537,13 @@ class Table:
         entry = provenance.of_folders([folder])
         line = vars(key) | result_of(folder) | {"cpu_seconds": round(cpu_seconds, 1)}
         line |= {name: entry[name] for name in ("cpu", "precision", "commit")}
-        self.lines[key] = line = {name: rounded(value) for name, value in line.items()}  # as a restart reads it
+        self.lines[key] = {name: in_six_digits(value) for name, value in line.items()}  # as a restart reads them
         if self.tasks is not None:
             self.tasks[key] = [vars(key) | task for task in tasks_of(folder)]
         self.write()
         for path in (self.path,) if self.tasks is None else (self.path, self.tasks_path):
             provenance.write(path, entry | {"command": self.command}, more=True)
-        return line
+        return self.lines[key]
 
     def drop(self, keys: Iterable[Key]) -> None:
         """Remove these runs from the table, so that they will be run again."""
@@ -613,9 +623,9 @@ def write_derived(path: Path, lines: Sequence[Row], sources: Sequence[Path], com
     provenance.write(path, provenance.joined(entries) | {"command": command})
 
 
-def rounded(value: Any) -> Any:
-    """Return a float rounded to the six digits that tables have, anything else unchanged."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
+def in_six_digits(value: Any) -> Any:
+    """Return a float as text with six digits, anything else unchanged."""
+    return f"{value:.6g}" if isinstance(value, float) else value
 
 
 def write_csv(path: Path, lines: Sequence[Row]) -> None:
@@ -625,7 +635,7 @@ def write_csv(path: Path, lines: Sequence[Row]) -> None:
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     for line in lines:
-        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in line.items()})
+        writer.writerow({key: in_six_digits(value) for key, value in line.items()})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue().encode())
 

@@ -30,9 +30,8 @@ from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
 from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
-from fire_core.weights.nested import nested_tensors
 from fire_core.weights.optimizer_state import StateReset
-from fire_core.weights.optimizers import optimizers_that_hold
+from fire_core.weights.optimizers import optimizers_of, optimizers_that_hold
 from fire_core.weights.topology import unwrap
 
 logger = logging.getLogger("fire_core")
@@ -83,8 +82,7 @@ class FireWith(Method):
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         reports: dict[str, Report] = {}
         # `fire_` changes nothing of a network that it refuses; the networks before that one are changed by then.
-        given_masters = nested_tensors(self.all_options["masters"])
-        with net.unchanged_on_error(context.optimizers, given_masters) if len(net.modules) > 1 else nullcontext():
+        with net.unchanged_on_error(context.optimizers) if len(net.modules) > 1 else nullcontext():
             for name, module in net.modules.items():
                 exclude = [*selectors_of("exclude", self.all_options["exclude"]), *net.left_alone(name, context.spared)]
                 options = {"init": net.init.get(name), **self.options, "exclude": exclude}
@@ -199,9 +197,10 @@ class Intervention:
             log: called after each action with the step and the numbers.
 
         Raises:
+            TypeError: `optimizers` holds something that is no optimizer.
             ValueError: trigger, method, optimizers or copies do not fit the model.
         """
-        self.optimizers, self.log = list(optimizers), log
+        self.optimizers, self.log = optimizers_of(optimizers), log
         self.net = Net(dict(modules), {})
         self.copies = {name: list((copies or {}).get(name, ())) for name in modules}
         self.copies[next(iter(modules))] += self.own_copies
@@ -252,6 +251,9 @@ class Intervention:
 
     def ask(self, step: int, /, **metrics: Tensor | float | None) -> Firing | None:
         """Ask the trigger about a step, and let the method act if it fires.
+
+        A method that refuses to act raises an error of its own; networks, optimizers and master copies are then as
+        before. The trigger does not fire again for that reason.
 
         Raises:
             RuntimeError: the step has brought weights back to what they were before the last action.

@@ -26,10 +26,11 @@ class FullReset(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         protected = context.protected(net)
         reset_to = net.init if self.weights == "initial" else new_weights(context)
-        for name, module in net.modules.items():
-            parameters = module.named_parameters(remove_duplicate=False)
-            old = {key: p.detach() for key, p in parameters if p in protected}
-            load_tensors(module, reset_to[name] | old)  # in place: ties and optimizer references stay
+        with net.unchanged_on_error():
+            for name, module in net.modules.items():
+                parameters = module.named_parameters(remove_duplicate=False)
+                old = {key: p.detach() for key, p in parameters if p in protected}
+                load_tensors(module, reset_to[name] | old)  # in place: ties and optimizer references stay
         reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}
 

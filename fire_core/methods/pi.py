@@ -69,6 +69,9 @@ class PlasticityInjection(Method):
                     f"{name} ({type(module).__name__}) does not say which of its submodules is the head: give it an "
                     'attribute such as injectable = ("head",)'
                 )
+            submodules = dict(module.named_modules())
+            if absent := [path for path in module.injectable if path not in submodules]:
+                raise ValueError(f"injectable of {name} names {absent[0]}, which {type(module).__name__} does not have")
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         self._inject(net, context.generator)

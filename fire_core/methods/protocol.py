@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fire_core.ranges import one_of
 from fire_core.reinit.report import Report
 from fire_core.weights.distributed import local
-from fire_core.weights.optimizers import unchanged_on_error
 from fire_core.weights.overlap import overlaps_itself
+from fire_core.weights.undo import unchanged_on_error
 
 # Two forms of a method: as its own authors wrote it (original), and as the FIRE authors' code does it (fire_paper).
 Variant = Annotated[str, one_of("original", "fire_paper")]
@@ -96,14 +96,13 @@ class Net:
             untouchable.update(module.parameters())
         return [parameter for parameter in self.modules[name].parameters() if parameter in untouchable]
 
-    def unchanged_on_error(
-        self, optimizers: Iterable[torch.optim.Optimizer], more: Iterable[Tensor] = ()
-    ) -> AbstractContextManager[None]:
-        """Return a block after which networks and optimizers are what they were before it, if it raises an error.
+    def unchanged_on_error(self, optimizers: Iterable[torch.optim.Optimizer] = ()) -> AbstractContextManager[None]:
+        """Return a context that gives weights, buffers and optimizers their old contents back if its block fails.
 
-        Copies of all parameters, buffers and states, and of `more` tensors, are held within the block.
+        Args:
+            optimizers: those that the block may change before an error; see `fire_core.weights.undo`.
         """
-        return unchanged_on_error(optimizers, [*self.parameters(), *self.buffers(), *more])
+        return unchanged_on_error([*self.parameters(), *self.buffers()], optimizers)
 
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:

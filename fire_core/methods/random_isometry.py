@@ -65,7 +65,7 @@ class RandomIsometry(Fire):
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
-        with net.unchanged_on_error(context.optimizers):
+        with net.unchanged_on_error():
             for name in net.modules:
                 for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
                     randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")

@@ -50,7 +50,7 @@ class ShrinkAndPerturb(Method):
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.
         generator = torch.Generator().manual_seed(context.generator.initial_seed())
         protected = context.protected(net)
-        with net.unchanged_on_error(context.optimizers):
+        with net.unchanged_on_error():
             for name, module in net.modules.items():
                 perturbation = net.init[name]
                 if self.variant == "original":
@@ -67,5 +67,5 @@ class ShrinkAndPerturb(Method):
                 for entry in entries:
                     if entry.action == "reinit":
                         reinitialise(entry, initial_weights(perturbation, [entry]))
-            reset_optimizer_state(context.optimizers, net.parameters(protected))
+        reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}

@@ -202,8 +202,8 @@ def _write_copy(
             raise CheckpointError(str(error)) from error
         rows += report.rows
         for line in report.warnings:
-            if line.startswith("zero matrices"):
-                line = line.partition("; ")[0]  # the advice after it needs initial weights, which no checkpoint holds
+            if line.startswith("zero matrices") and options.get("init") is None:
+                line = line.rpartition("; ")[0]  # without its advice: the command takes no initial weights
             if not line.startswith("nothing was projected"):
                 warned[line] = None
     for file, content in checkpoint.contents.items():

@@ -218,6 +218,11 @@ def _given_masters(named: Mapping[str, Tensor], given: Masters) -> dict[int, Mas
     return masters
 
 
+def masters_in_use() -> tuple[Master, ...]:
+    """Return the masters of the blocks of `copied_to_masters` that are open."""
+    return (*_in_use,)
+
+
 @contextmanager
 def copied_to_masters(masters: Iterable[Master]) -> Iterator[None]:
     """Copy what is changed in weights within this block into their masters, when the block ends without an error.

@@ -177,7 +177,8 @@ class StateReset:
         chosen = {id(p) for p in params}
         for optimizer in self.optimizers:
             for unit in _reset_units(optimizer, chosen):
-                with torch.inference_mode(False):  # training could not write to tensors made in inference mode
+                # Training could not write to tensors made in inference mode. Leaving that mode allows gradients.
+                with torch.inference_mode(False), torch.no_grad():
                     self._reset_unit(unit, chosen, id(optimizer))
 
     @torch.no_grad()
@@ -195,7 +196,7 @@ class StateReset:
             _check_rows(rows, p, dim)
         for optimizer in self.optimizers:
             for unit in _reset_units(optimizer, set(parameters), rows=True):
-                with torch.inference_mode(False):
+                with torch.inference_mode(False), torch.no_grad():
                     for number, part in enumerate(unit.parts):
                         for index, group in enumerate(part.param_groups):
                             for p in group["params"]:

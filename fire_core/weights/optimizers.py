@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeGuard, cast
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-
-from fire_core.weights.distributed import local
-from fire_core.weights.overlap import overlaps_itself
 
 
 def optimizers_of(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer]:
@@ -109,50 +103,3 @@ def set_rate_factor(optimizer: Optimizer, factor: float) -> None:
             rate.fill_(group.setdefault("initial_lr", float(rate)) * factor)
         else:
             group["lr"] = group.setdefault("initial_lr", rate) * factor
-
-
-@contextmanager
-def unchanged_on_error(optimizers: Iterable[Optimizer], tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Give optimizers and tensors their old contents back if this block raises an error after it has changed some.
-
-    Of an optimizer this covers the states, the groups with their parameters (master copies of half-precision weights
-    are among them), and its other attributes, also of the optimizers inside a wrapper. Tensors, lists and mappings stay
-    the same objects, so that views of them stay valid. Copies of all of it are held within the block.
-
-    Args:
-        optimizers: the optimizers.
-        tensors: further tensors; those into which nobody can write, such as expanded ones, are left alone.
-    """
-    attributes_before = [(part, attributes_of(part)) for part in with_inner(*optimizers)]
-    tensors_before: dict[int, tuple[Tensor, Tensor]] = {}
-    containers_before: dict[int, tuple[Any, Any]] = {}
-    queue: list[Any] = [*tensors, *(attributes for _, attributes in attributes_before)]
-    while queue:
-        value = queue.pop()
-        if isinstance(value, Tensor):
-            if id(value) not in tensors_before and not overlaps_itself(local(value)):
-                tensors_before[id(value)] = value, value.detach().clone()
-        elif isinstance(value, (dict, list, set, deque, tuple)) and id(value) not in containers_before:
-            containers_before[id(value)] = value, dict(value) if isinstance(value, dict) else [*value]
-            queue += value.values() if isinstance(value, dict) else value
-    try:
-        yield
-    except Exception:
-        for part, before in attributes_before:
-            now = attributes_of(part)
-            for name in now.keys() - before.keys():
-                delattr(part, name)
-            for name, value in before.items():
-                if name not in now or now[name] is not value:
-                    setattr(part, name, value)
-        for container, contents in containers_before.values():
-            if isinstance(container, (dict, set)):
-                container.clear()
-                container.update(contents)
-            elif not isinstance(container, tuple):
-                container.clear()
-                container.extend(contents)
-        with torch.no_grad():
-            for tensor, numbers in tensors_before.values():
-                tensor.copy_(numbers)
-        raise

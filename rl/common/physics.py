@@ -31,7 +31,7 @@ class Physics:
         model = self._model
         self._arrays = {
             "gravity": [model.opt.gravity],
-            # sliding friction, along the one tangent of a body and the two of an explicit pair of bodies
+            # sliding friction: one number of a geom, for both tangents; of an explicit pair of geoms, one for each
             "friction": [model.geom_friction[:, :1], model.pair_friction[:, :2]],
             "mass": [model.body_mass, model.body_inertia],
             "actuator": [model.actuator_gear],

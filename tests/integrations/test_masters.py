@@ -1,5 +1,7 @@
 """Hooks on loops with master copies: they are changed with the weights, and a step that undoes an act is noticed."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -36,8 +38,8 @@ class Hidden(Loop):
         self.optimizer.step()
         if not self.skips:
             with torch.no_grad():
-                for weight, copy in zip(self.model.parameters(), self.copies, strict=True):
-                    weight.copy_(copy)
+                for weight, master in zip(self.model.parameters(), self.copies, strict=True):
+                    weight.copy_(master)
 
 
 def test_a_step_that_undoes_the_act_is_noticed_and_a_skipped_one_is_not_taken_for_it() -> None:
@@ -71,23 +73,30 @@ def test_methods_that_change_weights_before_they_project(method: Method) -> None
     layers = [nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)]
     model = nn.Sequential(layers[0].bfloat16(), layers[1], layers[2].bfloat16())
     pairs = [(p, p.detach().float()) for p in model.parameters() if p.dtype == torch.bfloat16]
-    optimizer = torch.optim.Adam([*(copy for _, copy in pairs), *model[1].parameters()], lr=1e-3)
+    optimizer = torch.optim.Adam([*(master for _, master in pairs), *model[1].parameters()], lr=1e-3)
     hook = FireHook(optimizer, model, At(1), method=method)
-    for _, copy in pairs:
-        copy.grad = torch.ones_like(copy)
+    for _, master in pairs:
+        master.grad = torch.ones_like(master)
     optimizer.step()
     assert hook.intervention.firings == 1
     assert all(torch.equal(copy.bfloat16(), p) for p, copy in pairs)
 
 
-@pytest.mark.parametrize("method", [None, Fire()], ids=["fire_", "method"])
-@pytest.mark.parametrize("kind", [MastersOnly, InState, Flat])
+@pytest.mark.parametrize(
+    "method",
+    [None, Fire(), ShrinkAndPerturb(layout=None), Chain({"snp": ShrinkAndPerturb(layout=None), "fire": Fire()})],
+    ids=["fire_", "Fire", "S&P", "chain"],
+)
+@pytest.mark.parametrize("kind", [MastersOnly, InState, Flat, Hidden])
 def test_a_network_that_is_refused_leaves_the_masters_of_another_as_they_were(
     kind: type[Loop], method: Method | None
 ) -> None:
     def acted(refused: bool) -> tuple[Loop, Intervention]:
         actor, critic = kind(), network()
-        intervention = Intervention(At([3]), method, masters=actor.masters)
+        masters = actor.masters
+        if isinstance(actor, Hidden):
+            masters = dict(zip(dict(actor.model.named_parameters()), actor.copies, strict=True))
+        intervention = Intervention(At([3]), copy.deepcopy(method), masters=masters)
         optimizers = [actor.optimizer, torch.optim.Adam(critic.parameters())]
         intervention.begin({"actor": actor.model, "critic": critic}, optimizers)
         torch.manual_seed(1)
@@ -96,7 +105,7 @@ def test_a_network_that_is_refused_leaves_the_masters_of_another_as_they_were(
         if refused:
             with torch.no_grad():
                 critic.get_parameter("2.weight")[0, 0] = torch.nan
-            with pytest.raises(ValueError, match=r"NaN or Inf in 2\.weight"):
+            with pytest.raises(ValueError, match=r"NaN or Inf in .*2\.weight"):
                 intervention.ask(3)
         for _ in range(2):
             actor.step()

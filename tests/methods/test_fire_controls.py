@@ -219,6 +219,18 @@ def test_after_a_refused_act_training_goes_on_as_if_there_had_been_none(name: st
             torch.testing.assert_close(numbers, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_full_reset_of_a_network_that_has_changed_its_shape_changes_no_other() -> None:
+    modules: dict[str, nn.Module] = {key: nn.Sequential(nn.Linear(5, 8), nn.Linear(8, 3)) for key in ("a", "b")}
+    net = Net.of(modules)
+    with torch.no_grad():
+        modules["a"].get_parameter("0.weight").add_(1)
+    before = modules["a"].get_parameter("0.weight").detach().clone()
+    modules["b"][1] = nn.Linear(8, 4)  # type: ignore[index, operator]
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        FullReset().at_boundary(net, moment())
+    assert torch.equal(modules["a"].get_parameter("0.weight"), before)
+
+
 def test_shrink_and_perturb_on_one_network_is_refused_before_it_shrinks() -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     net = Net.of({"model": model})

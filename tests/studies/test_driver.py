@@ -123,6 +123,16 @@ def test_choices_and_power_stay_as_they_were_when_the_report_began(
     write_csv(study.folder / "tiny.csv", [vars(Key("", "fire", "lr=0.001", "full", 201))])
     study.search("tiny")
     assert [path.read_bytes() for path in frozen] == marked
+
+    more = replace(TINY, rows=TINY.rows | {"half": ()}, family=[*TINY.family, ("fire", "fresh")])
+    study.streams = {"tiny": more}
+    study.search("tiny")
+    assert "half" in {line["row"] for line in read_csv(frozen[0])}, "a row that was added since is chosen"
+    assert len(json.loads(frozen[1].read_text())["pairs"]) == 2
+    marked = [path.read_bytes() for path in frozen]
+    frozen[1].unlink()
+    study.search("tiny")
+    assert frozen[1].read_bytes() == marked[1]
     best = 1.4e-3
     with pytest.raises(SystemExit, match=r"now chooses lr=0.0014 for base, but its report has begun with lr=0.001; "):
         study.search("tiny")

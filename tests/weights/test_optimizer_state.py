@@ -3,6 +3,7 @@
 import copy
 import importlib
 import re
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -383,3 +384,28 @@ def test_a_history_under_the_first_parameter_an_iterator_and_no_rows() -> None:
         reset_optimizer_state((one for one in [other]), [nn.Parameter(torch.ones(2))], verify=True)
     assert "keep nothing of these" in str(caught[0].message)
     assert reset_optimizer_state(other, parameters[:1], rows=[]) == 1
+
+
+class LoadedSlow(torch.optim.Optimizer):
+    """Slow weights that only a loaded state brings. No new one can be built, so they are reset in place."""
+
+    def __init__(self, params: Any, lock: threading.Lock) -> None:
+        super().__init__(params, {"lr": 0.1})
+        self.lock = lock  # cannot be copied
+
+    def step(self, closure: Any = None) -> None:
+        if not all(self.state[p] for p in self.param_groups[0]["params"]):
+            raise RuntimeError("load a state")
+
+
+@pytest.mark.filterwarnings("ignore::fire_core.FireWarning")
+def test_a_reset_in_place_leaves_no_history_of_gradients() -> None:
+    model = nn.Linear(3, 3)
+    optimizer = LoadedSlow(model.parameters(), threading.Lock())
+    for p in model.parameters():
+        optimizer.state[p] = {"slow_buffer": torch.zeros_like(p)}
+    reset_optimizer_state(optimizer, model.parameters())
+    for p in model.parameters():
+        slow = optimizer.state[p]["slow_buffer"]
+        assert torch.equal(slow, p)
+        assert not slow.requires_grad
