@@ -52,6 +52,17 @@ ENDS = {
     "half, biases back": "half_biases",
     "random isometry, biases back": "random_isometry_biases",
 }
+AGENT_RIVALS = {"FIRE": "fire", "random isometry": "random_isometry", "full reset": "full_reset", "S&P": "snp"}
+AGENT_ROWS = {
+    "base: nothing": "base",
+    "a new network for each task": "fresh",
+    "full reset": "full_reset",
+    "S&P, coefficients searched": "snp",
+    "random isometry": "random_isometry",
+    "FIRE": "fire",
+    "half": "half",
+    "half, output layer kept": "half_head_kept",
+}
 
 
 def table(heading: str) -> Iterator[list[str]]:
@@ -72,7 +83,7 @@ def rows() -> pd.DataFrame:
 
 def test_effects_intervals_and_outcomes() -> None:
     outcomes = pd.read_csv(FOLDER / "outcomes.csv").set_index(["setting", "row", "rival"])
-    _, *lines = table("half minus")
+    _, *lines = table("half minus | biases")
     assert {(rival, biases) for rival, biases, *_ in lines} == RIVALS.keys()
     for rival, biases, *cells in lines:
         for setting, cell in zip(SETTINGS, cells, strict=True):
@@ -82,7 +93,7 @@ def test_effects_intervals_and_outcomes() -> None:
 
 
 def test_all_rows(rows: pd.DataFrame) -> None:
-    _, *lines = table("row |")
+    _, *lines = table("row | 100 %")
     assert {name for name, *_ in lines} == ROWS.keys()
     for name, *cells in lines:
         for setting, cell in zip(SETTINGS, cells, strict=True):
@@ -98,3 +109,27 @@ def test_ends_of_tasks(rows: pd.DataFrame) -> None:
     for setting, (_, *cells) in zip(SETTINGS, lines, strict=True):
         told = [f"{rows.loc[ENDS[name], setting]['task_end/accuracy']:.3f}" for name in names]
         assert cells == told, setting
+
+
+def test_effects_and_outcomes_on_cartpole() -> None:
+    outcomes = pd.read_csv(FOLDER / "outcomes.csv").set_index(["stream", "row", "rival"])
+    _, *lines = table("half minus | seeds")
+    assert [name for name, *_ in lines] == [*AGENT_RIVALS]
+    for name, *cells in lines:
+        told = outcomes.loc["cartpole", "half", AGENT_RIVALS[name]]
+        outcome = f"{told.outcome}, descriptive" if told.descriptive else told.outcome
+        assert cells == [str(told.seeds), f"{told.effect:.1f} ({told.low:.1f} to {told.high:.1f})", outcome], name
+
+
+def test_rows_on_cartpole() -> None:
+    runs = pd.read_csv(FOLDER / "cartpole.csv").set_index(["row", "seed"])
+    _, *lines = table("row | seeds")
+    assert [name for name, *_ in lines] == [*AGENT_ROWS]
+    assert {*AGENT_ROWS.values()} == {*runs.index.get_level_values("row")}
+    for name, *cells in lines:
+        mine = runs.loc[AGENT_ROWS[name]]
+        base, fresh = (runs.loc[row].loc[mine.index, "task/return"].mean() for row in ("base", "fresh"))
+        part = (mine["task/return"].mean() - base) / (fresh - base)
+        left = mine.previous_return_after.mean() / mine.previous_return_before.mean()
+        told = [str(len(mine)), f"{mine['task/return'].mean():.0f}", f"{part:.2f}", f"{left:.2f}"]
+        assert cells == told, name
