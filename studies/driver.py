@@ -212,7 +212,10 @@ class Study:
             commit(self.folder, f"{self.name}: the rows of {name}")
 
     def search(self, name: str) -> None:
-        """Search every row of a stream, and write the chosen points and the power of the report, until that begins."""
+        """Search every row of a stream, and write the chosen points and the power of the report.
+
+        Once the report has begun, these two files are left alone, unless rows or comparisons were added to the study.
+        """
         stream = self.streams[name]
         if not stream.rates:
             assert stream.known_spread is not None, "a stream without a search takes its spread from an earlier study"
@@ -251,9 +254,9 @@ class Study:
         self.write_power(name, searched_power(stream, scores))
 
     def is_frozen(self, name: str, lines: Sequence[Row]) -> bool:
-        """Return whether a stream's report has begun, so that its choices and its power stay as they were written.
+        """Return whether a stream's report has begun and the choices and power on disk hold every row and comparison.
 
-        Choices of rows, and the power of pairs, that were added to the study since then are still to be written.
+        If some were added since, both files are to be written again, with the earlier choices unchanged.
 
         Args:
             name: name of the stream.

@@ -70,7 +70,8 @@ class PlasticityInjection(Method):
                     'attribute such as injectable = ("head",)'
                 )
             submodules = dict(module.named_modules())
-            if absent := [path for path in module.injectable if path not in submodules]:
+            heads = cast(tuple[str, ...], module.injectable)
+            if absent := [path for path in heads if path not in submodules]:
                 raise ValueError(f"injectable of {name} names {absent[0]}, which {type(module).__name__} does not have")
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:

@@ -17,25 +17,27 @@ from fire_core.weights.masters import masters_in_use
 from fire_core.weights.optimizers import attributes_of, optimizers_of, with_inner
 from fire_core.weights.overlap import overlaps_itself
 
-# `id`s of what the blocks that are open have recorded. An inner block leaves these to the outer one, which its error
-# reaches, too, so that nothing is copied twice.
+# `id`s of what the open blocks have recorded. An inner block leaves these to the outer one, so that nothing is copied
+# twice.
 _recorded: list[set[int]] = []
 
 
 @contextmanager
 def unchanged_on_error(tensors: Iterable[Tensor], optimizers: Optimizer | Iterable[Optimizer] = ()) -> Iterator[None]:
-    """Give tensors, optimizers and the masters in use their old contents back if this block raises an error.
+    """Give tensors, optimizers and master copies their old contents back if this block raises an error.
 
-    Of an optimizer, and of those inside a wrapper, these are its attributes and all tensors in them and in nested lists
-    and mappings: states, groups, master copies of half-precision weights. What other objects in its attributes hold is
-    not among them, nor are tensors of which two places are one number in memory, such as expanded ones. Tensors, lists
-    and mappings stay the same objects. A tensor that cannot be written to is told in a note of the error.
+    For an optimizer, and for any that it wraps, this restores its attributes and every tensor in them, also inside
+    nested lists, tuples, sets and mappings: states, groups, master copies of half-precision weights. It does not
+    restore what other objects in its attributes hold, nor tensors whose elements share memory, such as expanded ones.
+    Tensors, lists and mappings stay the same objects. If a tensor cannot be restored, a note of the error says so.
+    Where such blocks are nested, what the outer one has recorded is restored when the error leaves the outer one.
 
     A copy of each tensor is held within the block.
 
     Args:
-        tensors: parameters and buffers.
-        optimizers: the optimizers; none where the block does not change any before its last possible error.
+        tensors: parameters and buffers. The master copies into which an integration copies changed weights
+            (`masters.copied_to_masters`) are added to them.
+        optimizers: may be left out if the block changes optimizers only after the last line that can fail.
     """
     parts = [*with_inner(*optimizers_of(optimizers))]
     record = _Record()
