@@ -253,7 +253,7 @@ class Intervention:
         """Ask the trigger about a step, and let the method act if it fires.
 
         A method that refuses to act raises an error of its own; networks, optimizers and master copies are then as
-        before. The trigger does not fire again for that reason.
+        before. That firing is used up: the trigger does not fire again until it is due the next time.
 
         Raises:
             RuntimeError: the step has brought weights back to what they were before the last action.

@@ -29,7 +29,8 @@ def unchanged_on_error(tensors: Iterable[Tensor], optimizers: Optimizer | Iterab
     For an optimizer, and for any that it wraps, this restores its attributes and every tensor in them, also inside
     nested lists, tuples, sets and mappings: states, groups, master copies of half-precision weights. It does not
     restore what other objects in its attributes hold, nor tensors whose elements share memory, such as expanded ones.
-    Tensors, lists and mappings stay the same objects. If a tensor cannot be restored, a note of the error says so.
+    Tensors, lists and mappings stay the same objects, and tensors whose `.data` was set get their old memory back. If
+    a tensor cannot be restored, a note of the error says so.
     Where such blocks are nested, what the outer one has recorded is restored when the error leaves the outer one.
 
     A copy of each tensor is held within the block.
@@ -68,7 +69,7 @@ class _Record:
         self.ids: set[int] = set()
         self.attributes: list[tuple[object, dict[str, Any]]] = []
         self._alive: list[Any] = []  # what has an `id` above, which thereby stays its own
-        self._tensors: list[tuple[Tensor, Tensor]] = []
+        self._tensors: list[tuple[Tensor, Tensor, Tensor]] = []  # each with a view of its memory and a copy
         self._containers: list[tuple[Any, list[Any]]] = []
 
     def add(self, values: Iterable[Any]) -> None:
@@ -88,15 +89,17 @@ class _Record:
             elif is_traceable_wrapper_subclass(value):  # sharded, or of 8 bits: the tensors that it consists of
                 queue += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
             elif not overlaps_itself(value):
-                self._tensors.append((value, value.detach().clone()))
+                self._tensors.append((value, value.detach(), value.detach().clone()))
 
     def restore(self) -> list[str]:
         """Restore all that has changed, and return what could not be restored, a line each."""
         failures = []
-        for tensor, numbers in self._tensors:
+        for tensor, view, numbers in self._tensors:
             needs_inference_mode = tensor.is_inference() or torch.is_inference_mode_enabled()
             try:
                 with torch.inference_mode(needs_inference_mode), torch.no_grad():
+                    if not _are_one_view(tensor, view):
+                        tensor.data = view
                     tensor.copy_(numbers)
             except RuntimeError as error:
                 failures.append(f"a tensor of shape {tuple(tensor.shape)} is not what it was before: {error}")
@@ -128,3 +131,13 @@ def _items(container: Any) -> list[Any]:
 def _are_same(a: list[Any], b: list[Any]) -> bool:
     """Return whether two lists hold the same objects."""
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
+def _are_one_view(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same view of the same memory; they are not once `.data` of one was set."""
+    return (a.device, a.dtype, a.shape, a.stride()) == (
+        b.device,
+        b.dtype,
+        b.shape,
+        b.stride(),
+    ) and a.data_ptr() == b.data_ptr()

@@ -149,16 +149,36 @@ def test_a_tensor_of_inference_mode_comes_back_and_hides_no_error() -> None:
     assert not weight.requires_grad
 
 
-def test_what_cannot_be_put_back_is_told_and_stops_nothing_else() -> None:
-    reshaped, weight = torch.ones(3), torch.ones(2)
+@pytest.mark.parametrize(
+    "replacement",
+    [torch.zeros(3), torch.zeros(2, 2), torch.zeros(2, 3), torch.zeros(3, dtype=torch.float64)],
+    ids=["same shape", "another shape", "a shape to which it broadcasts", "another dtype"],
+)
+def test_a_tensor_whose_data_was_set_has_its_old_memory_again(replacement: Tensor) -> None:
+    flat = torch.ones(6)
+    weight = nn.Parameter(torch.zeros(3))
+    weight.data = flat[:3]  # as in a flattened buffer
 
     def act() -> None:
-        reshaped.data = torch.zeros(2, 2)
-        weight.zero_()
+        weight.data = replacement
 
-    (note,) = refused(act, [reshaped, weight]).__notes__
+    assert not hasattr(refused(act, [weight]), "__notes__")
+    assert weight.dtype == torch.float32
+    assert weight.tolist() == [1.0, 1.0, 1.0]
+    flat[0] = 5.0
+    assert weight[0] == 5.0, "it is a view as before"
+
+
+class ReadOnly(Tensor):
+    def copy_(self, *_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("it is read-only")
+
+
+def test_what_cannot_be_put_back_is_told_and_stops_nothing_else() -> None:
+    locked, weight = torch.ones(3).as_subclass(ReadOnly), torch.ones(2)
+    (note,) = refused(lambda: (locked.zero_(), weight.zero_()), [locked, weight]).__notes__
     assert weight.tolist() == [1.0, 1.0]
-    assert note.startswith("a tensor of shape (2, 2) is not what it was before: ")
+    assert note == "a tensor of shape (3,) is not what it was before: it is read-only"
 
 
 def test_places_that_share_memory_are_left_alone() -> None:
