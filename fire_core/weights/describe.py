@@ -197,9 +197,8 @@ class Reader:
             return None, doubt
         if seen is not None and (len(seen.blocks) > 1 or not line):
             return seen, ""
-        if not doubt:
-            doubt = _doubt(code, use, rows)
-        if not doubt:
+        doubt = doubt or _doubt(code, use, rows)
+        if not doubt and _is_read(code):
             return None, ""
         alone = self._read_alone(use)
         if alone is None or alone.rows != rows or (line and len(alone.blocks) == 1):

@@ -147,6 +147,15 @@ class Inner:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """A function with its first arguments, as `functools.partial` makes it within a forward pass."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(compare=False)
+
+
+@dataclass(frozen=True)
 class Super:
     """The value of `super()` in a method of `owner`, which searches the classes behind `after`."""
 
@@ -180,7 +189,9 @@ class Place(ast.AST):
 
 def callable_value(value: Any) -> bool:
     """Return whether a value of the reading can be called."""
-    return isinstance(value, (nn.Module, Method, Inner)) or inspect.isfunction(value) or inspect.ismethod(value)
+    return (
+        isinstance(value, (nn.Module, Method, Inner, Partial)) or inspect.isfunction(value) or inspect.ismethod(value)
+    )
 
 
 def flows_in(value: Any) -> list[Flow]:
@@ -189,6 +200,8 @@ def flows_in(value: Any) -> list[Flow]:
         return [value]
     if isinstance(value, Parts):
         return [value.flow]
+    if isinstance(value, Partial):
+        value = [*value.args, *value.kwargs.values()]
     if isinstance(value, dict):
         value = list(value.values())
     return [flow for item in value for flow in flows_in(item)] if isinstance(value, (tuple, list)) else []
@@ -198,6 +211,8 @@ def placed_flows(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
     """Yield all tensors with outputs of layers in a value, each after its path within tuples, lists and mappings."""
     if isinstance(value, (Flow, Parts)):
         yield path, value.flow if isinstance(value, Parts) else value
+    elif isinstance(value, Partial):
+        yield from placed_flows([*value.args, *value.kwargs.values()], path)
     elif isinstance(value, (dict, tuple, list)):
         for place_in, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from placed_flows(item, (*path, place_in))

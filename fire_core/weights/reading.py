@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import itertools
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from fire_core.weights.flows import (
     Flow,
     Inner,
     Method,
+    Partial,
     Parts,
     Rest,
     Shape,
@@ -34,11 +35,11 @@ from fire_core.weights.flows import (
     copied_containers,
     flows_in,
     is_tensor,
-    merged,
     notes_in,
     tensors_in,
     weights_in,
 )
+from fire_core.weights.python_calls import GETTERS, PythonCalls, is_pythons, truth_of
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
 from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
 from fire_core.weights.topology import is_layer, words
@@ -46,10 +47,8 @@ from fire_core.weights.topology import is_layer, words
 if TYPE_CHECKING:
     from fire_core.weights.source import SourceReader
 
-BUILTINS: tuple[Callable[..., Any], ...] = (
-    map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, getattr, range,
-)  # fmt: skip
-BUILTIN_NAMES = words("sum min max isinstance hasattr round abs bool next")  # also where a library has its own
+MOST_PLAIN_ITEMS = 64  # of a range, or of a list that is repeated
+LOOK_UP = words("children named_children modules named_modules parameters named_parameters get_submodule get_parameter")
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
@@ -77,6 +76,7 @@ class FunctionReading:
         self.written: dict[str, list[Any]] = {}  # from a variable's name to what was written into its tensor
         self.returned: list[Any] = []
         self.tensors = TensorOperations(reader, context)
+        self.pythons = PythonCalls(self)
         self._bind_arguments(node.args, list(args), dict(kwargs))
 
     def _bind_arguments(self, spec: ast.arguments, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -146,17 +146,17 @@ class FunctionReading:
             case ast.While():
                 self._value_of(node.test)
                 self._run(node.body)
+                self._run(node.orelse)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
                     self._value_of(item.context_expr)
+                    if item.optional_vars is not None:
+                        self._assign(item.optional_vars, Unknown(), node)
                 return self._run(node.body)
-            case ast.Try():
-                ends = self._run(node.body)
-                self._run(node.finalbody)
-                return ends
+            case ast.Try() | ast.TryStar():
+                return self._run_try(node)
             case ast.Match():
-                for choice in node.cases:
-                    self._run(choice.body)
+                return self._run_match(node)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.names[node.name] = Inner(node, self.names, self.context)
             case ast.Raise() | ast.Break() | ast.Continue():
@@ -176,21 +176,82 @@ class FunctionReading:
     def _run_branch(self, node: ast.If) -> bool:
         """Read an `if`: the branch that is taken, or both where the test is not known."""
         test = self._value_of(node.test)
-        if (known := _truth_of(test)) is not None:
+        if (known := truth_of(test)) is not None:
             return self._run(node.body if known else node.orelse)
-        before = dict(self.names)
-        ends = self._run(node.body)
-        after, self.names = self.names, before
-        ends_otherwise = self._run(node.orelse)
-        if ends:
-            return ends_otherwise
-        if ends_otherwise:
-            self.names = after
-            return False
-        for name in after.keys() | self.names.keys():
-            values = [names[name] for names in (after, self.names) if name in names]
-            self.names[name] = values[0] if len(values) == 1 else self._after_either(*values)
-        return False
+        return self._run_alternatives([functools.partial(self._run, body) for body in (node.body, node.orelse)])
+
+    def _run_alternatives(self, branches: Sequence[Callable[[], bool]]) -> bool:
+        """Read branches of which one is taken, and return whether the function certainly ends in each.
+
+        Each begins with the variables as they are now. After them a variable holds what the branches that do not end
+        the function agree on.
+        """
+        before = self.names
+        ways_out = []
+        for run in branches:
+            self.names = dict(before)
+            if not run():
+                ways_out.append(self.names)
+        self.names = functools.reduce(self._joined, ways_out) if ways_out else self.names
+        return not ways_out
+
+    def _joined(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        """Return what the variables hold after one of two branches."""
+        names = {**first, **second}
+        for name in first.keys() & second.keys():
+            names[name] = self._after_either(first[name], second[name])
+        return names
+
+    def _run_try(self, node: ast.Try | ast.TryStar) -> bool:
+        """Read a `try`: its body to the end, or one of its handlers, which may begin at each statement of the body."""
+        states, body_ends = [], False
+        for statement in node.body:
+            states.append(dict(self.names))  # a statement that raises an error assigns nothing
+            body_ends = body_ends or self._run_statement(statement)
+        at_error = functools.reduce(self._joined, states)
+
+        def without_error() -> bool:
+            return body_ends or self._run(node.orelse)
+
+        def handled(handler: ast.ExceptHandler) -> bool:
+            self.names = {**at_error, **({handler.name: Unknown()} if handler.name else {})}
+            return self._run(handler.body)
+
+        ends = self._run_alternatives([without_error, *(functools.partial(handled, h) for h in node.handlers)])
+        return self._run(node.finalbody) or ends
+
+    def _run_match(self, node: ast.Match) -> bool:
+        """Read a `match`: the case that is taken, or all that may be."""
+        subject = self._value_of(node.subject)
+        branches: list[Callable[[], bool]] = []
+
+        def taken(case: ast.match_case) -> bool:
+            for pattern in ast.walk(case.pattern):
+                if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and pattern.name:
+                    self.names[pattern.name] = subject if pattern is case.pattern else Unknown()
+            if case.guard is not None:
+                self._value_of(case.guard)
+            return self._run(case.body)
+
+        for case in node.cases:
+            fits = self._fits(case, subject)
+            if fits is not False:
+                branches.append(functools.partial(taken, case))
+            if fits:
+                break
+        else:
+            branches.append(lambda: False)  # no case fits
+        return self._run_alternatives(branches)
+
+    def _fits(self, case: ast.match_case, subject: Any) -> bool | None:
+        """Return whether a case of a `match` fits its subject; None if that is not known."""
+        pattern, fits = case.pattern, None
+        if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
+            fits = True
+        elif isinstance(subject, PLAIN_TYPES) and isinstance(pattern, (ast.MatchValue, ast.MatchSingleton)):
+            value = pattern.value if isinstance(pattern, ast.MatchSingleton) else self._value_of(pattern.value)
+            fits = subject == value if isinstance(value, PLAIN_TYPES) else None
+        return None if fits and case.guard is not None else fits
 
     def _after_either(self, first: Any, second: Any) -> Any:
         """Return what a variable holds after one of two branches; of two different kinds of values one is followed."""
@@ -205,7 +266,7 @@ class FunctionReading:
 
     def _loop_values(self, value: Any) -> list[Any]:
         """Return the values for which the body of a loop is read."""
-        items = self._items_of(value)
+        items = self.items_of(value)
         if items is None:
             return [Unknown()]
         known = [item for item in items if not isinstance(item, Rest)]
@@ -215,7 +276,7 @@ class FunctionReading:
             return known[:MOST_TURNS]
         return [Unknown()]
 
-    def _items_of(self, value: Any, count: int | None = None, node: ast.AST | None = None) -> list[Any] | None:
+    def items_of(self, value: Any, count: int | None = None, node: ast.AST | None = None) -> list[Any] | None:
         """Return the items of a value that is iterated over or unpacked; None if they are not known."""
         if isinstance(value, (tuple, list)):
             return list(value)
@@ -224,7 +285,7 @@ class FunctionReading:
         if isinstance(value, (dict, nn.ModuleDict)):
             return list(value.keys())
         if isinstance(value, (range, str)):
-            return list(value)[:64]
+            return list(itertools.islice(value, MOST_PLAIN_ITEMS))
         if isinstance(value, Parts):
             return [self.tensors.part_at(value, i) for i in range(count or MOST_TURNS)]
         if isinstance(value, Flow) and node is not None and count is not None:
@@ -280,7 +341,7 @@ class FunctionReading:
     def _unpack(self, targets: Sequence[ast.expr], value: Any, node: ast.AST) -> None:
         """Assign the items of a value to several targets, one of which may be starred."""
         starred = next((i for i, target in enumerate(targets) if isinstance(target, ast.Starred)), None)
-        items = self._items_of(value, len(targets), getattr(node, "value", node))
+        items = self.items_of(value, len(targets), getattr(node, "value", node))
         if items is None and starred is None and isinstance(value, Unknown):
             items = [self.reader.numbered(Unknown(), "item", value, i) for i in range(len(targets))]
         if items is not None and any(isinstance(item, Rest) for item in items):
@@ -310,12 +371,12 @@ class FunctionReading:
                 return copied_containers(self.outer.get(node.id, Unknown()))
             case ast.Attribute():
                 owner = self._value_of(node.value)
-                return self.reader.numbered(self._attribute_of(owner, node.attr), "attribute", owner, node.attr)
+                return self.reader.numbered(self.attribute_of(owner, node.attr), "attribute", owner, node.attr)
             case ast.Call():
                 return self._call(node)
             case ast.Subscript():
                 owner, index = self._value_of(node.value), self._value_of(node.slice)
-                return self.reader.numbered(self._subscript(owner, index, node), "item", owner, index)
+                return self.reader.numbered(self.subscript(owner, index, node), "item", owner, index)
             case ast.Tuple() | ast.List():
                 return (tuple if isinstance(node, ast.Tuple) else list)(self._listed_values(node.elts))
             case ast.Dict():
@@ -326,6 +387,8 @@ class FunctionReading:
                 left, right = self._value_of(node.left), self._value_of(node.right)
                 value = self._binary_value(node.op, left, right, node)
                 return self.tensors.renumbered(value, type(node.op).__name__, left, right)
+            case ast.JoinedStr():
+                return self._joined_text(node)
             case ast.UnaryOp():
                 return self._unary_value(node)
             case ast.BoolOp():
@@ -333,7 +396,7 @@ class FunctionReading:
             case ast.Compare():
                 return self._compare_values(node)
             case ast.IfExp():
-                known = _truth_of(self._value_of(node.test))
+                known = truth_of(self._value_of(node.test))
                 if known is not None:
                     return self._value_of(node.body if known else node.orelse)
                 return self._after_either(self._value_of(node.body), self._value_of(node.orelse))
@@ -366,9 +429,9 @@ class FunctionReading:
                 yield self._value_of(node)
                 continue
             value = self._value_of(node.value)
-            items = self._items_of(value)
+            items = self.items_of(value)
             if items is None and isinstance(value, (Flow, Parts)):
-                items = self._items_of(value, 3, node.value)
+                items = self.items_of(value, 3, node.value)
             yield from [Rest()] if items is None else items
 
     def _values_of_comprehension(
@@ -384,12 +447,11 @@ class FunctionReading:
                 results.append(self._value_of(element))
                 return
             items = self._value_of(generators[0].iter)
-            known = self._items_of(items)
+            known = self.items_of(items)
             for item in self._loop_values(items):
                 self._assign(generators[0].target, item, node)
-                for test in generators[0].ifs:
-                    self._value_of(test)
-                turn(generators[1:])
+                if all(truth_of(self._value_of(test)) is not False for test in generators[0].ifs):
+                    turn(generators[1:])
             if known is None:
                 results.append(Rest())
 
@@ -414,6 +476,21 @@ class FunctionReading:
                 self.reader.meet(value, type(node.ops[0]).__name__, slot)
         return self.reader.numbered(Unknown(axis_count(values)), type(node.ops[0]).__name__, *values)
 
+    def _joined_text(self, node: ast.JoinedStr) -> Any:
+        """Return the text of an f-string, if all values in it are known."""
+        texts = []
+        for piece in node.values:
+            value = self._value_of(piece.value if isinstance(piece, ast.FormattedValue) else piece)
+            if not isinstance(value, PLAIN_TYPES) or (isinstance(piece, ast.FormattedValue) and piece.conversion != -1):
+                return Unknown()
+            form = getattr(piece, "format_spec", None)
+            form = "" if form is None else self._joined_text(form)
+            try:
+                texts.append(format(value, form))
+            except (TypeError, ValueError):
+                return Unknown()
+        return "".join(texts)
+
     def _unary_value(self, node: ast.UnaryOp) -> Any:
         """Return the value of `-x`, `not x` and the like."""
         value = self._value_of(node.operand)
@@ -437,7 +514,7 @@ class FunctionReading:
         if isinstance(op, ast.Add) and any(isinstance(value, (tuple, list)) for value in values):
             return tuple(x for value in values for x in (value if isinstance(value, (tuple, list)) else [Rest()]))
         if isinstance(op, ast.Mult) and isinstance(left, list) and isinstance(right, int):
-            return left * min(right, 64)
+            return left * min(right, MOST_PLAIN_ITEMS)
         if isinstance(op, ast.MatMult):
             return self.tensors.product("matmul", values, node)
         flows = [value for value in values if isinstance(value, Flow)]
@@ -454,7 +531,7 @@ class FunctionReading:
 
     # ------------------------------------------------------------------------------------------------------ attributes
 
-    def _attribute_of(self, owner: Any, name: str) -> Any:
+    def attribute_of(self, owner: Any, name: str) -> Any:
         """Return the value of an attribute of any value that the reading knows."""
         if isinstance(owner, nn.Module):
             return self._attribute_of_module(owner, name)
@@ -504,7 +581,7 @@ class FunctionReading:
 
     # ------------------------------------------------------------------------------------------------------- subscripts
 
-    def _subscript(self, owner: Any, index: Any, node: ast.Subscript) -> Any:
+    def subscript(self, owner: Any, index: Any, node: ast.Subscript) -> Any:
         """Return the value of `owner[index]`."""
         if isinstance(owner, (tuple, list, nn.ModuleList, nn.Sequential)):
             return self._item_at(owner, index)
@@ -551,7 +628,7 @@ class FunctionReading:
                 kwargs[keyword.arg] = value
             elif isinstance(value, dict):
                 kwargs |= {key: v for key, v in value.items() if isinstance(key, str)}
-        result = self._call_value(callee, args, kwargs, node)
+        result = self.call_value(callee, args, kwargs, node)
         arguments, name = [*args, *kwargs.values()], getattr(callee, "__name__", "")
         if isinstance(callee, Method):
             arguments, name = [callee.owner, *arguments], callee.name
@@ -561,7 +638,7 @@ class FunctionReading:
             result = altered(result) if isinstance(result, Flow) else result
         return self.reader.numbered(result, "call", callee, *arguments)
 
-    def _call_value(self, callee: Any, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
+    def call_value(self, callee: Any, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a called value returns: a module, a method, a function of the model's code or of torch."""
         arguments = [*args, *kwargs.values()]
         if isinstance(callee, nn.Module):
@@ -571,17 +648,23 @@ class FunctionReading:
         if isinstance(callee, Method):
             return self._call_method(callee, args, kwargs, node)
         if isinstance(callee, functools.partial):
-            return self._call_value(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs}, node)
-        if isinstance(callee, operator.attrgetter | operator.itemgetter):
-            return Unknown()
+            return self.call_value(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs}, node)
+        if isinstance(callee, Partial):
+            return self.call_value(callee.function, [*callee.args, *args], {**callee.kwargs, **kwargs}, node)
+        if isinstance(callee, GETTERS):
+            return self.pythons.call_getter(callee, args, node)
         if inspect.ismethod(callee) and isinstance(callee.__self__, nn.Module):
-            return self._call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
+            return self.call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
         name, package = getattr(callee, "__name__", ""), (getattr(callee, "__module__", None) or "").partition(".")[0]
         if is_torchs(callee) or package in ("einops", "_operator"):
             self.tensors.record_write(name, args, kwargs, node)
             return self._call_torch(name.strip("_"), args, kwargs, node)
-        if callee in BUILTINS or name in BUILTIN_NAMES:
-            return self._call_builtin(callee, args, node)
+        if is_pythons(callee):
+            return self.pythons.call(callee, args, node)
+        if callee is functools.partial and args:
+            return Partial(args[0], tuple(args[1:]), kwargs)
+        if callee in GETTERS and all(isinstance(arg, PLAIN_TYPES) for arg in args):
+            return callee(*args)
         if isinstance(callee, type):
             self.reader.escape([arguments, list(kwargs)], "call", callee.__name__)
             return Unknown()
@@ -597,66 +680,6 @@ class FunctionReading:
         for weight in weights_in(arguments):
             self.reader.use_of(weight.key).escapes = True
         return Unknown(notes=notes)
-
-    def _call_builtin(self, callee: Any, args: list[Any], node: ast.AST) -> Any:
-        """Return what a function of Python's own returns."""
-        name = callee.__name__
-        if name in ("list", "tuple", "iter", "sorted", "reversed"):
-            if not args:
-                return [] if name == "list" else ()
-            items = self._items_of(args[0])
-            if items is None:
-                return args[0] if isinstance(args[0], (Flow, Parts, Shape)) else [Rest()]
-            if name == "tuple":
-                return tuple(items)
-            return [*reversed(items)] if name == "reversed" else list(items)
-        if name in ("map", "filter"):
-            if isinstance(args[1], Parts):
-                mapped = self._call_value(args[0], [args[1].flow], {}, node) if name == "map" else args[1].flow
-                return replace(args[1], flow=mapped) if isinstance(mapped, Flow) else Unknown()
-            items = [self._items_of(arg) for arg in args[1:]]
-            if any(item is None for item in items):
-                self.reader.escape(args[1:], "mapped")
-                return Unknown()
-            rows = list(zip(*items, strict=False))
-            return [
-                Rest() if any(isinstance(v, Rest) for v in row) else self._call_value(args[0], list(row), {}, node)
-                for row in rows
-            ]
-        if name == "enumerate":
-            items = self._items_of(args[0])
-            return Unknown() if items is None else [(i, item) for i, item in enumerate(items)]
-        if name == "zip":
-            lists = [self._items_of(arg) for arg in args]
-            longest = max((len(items or ()) for items in lists), default=0)
-            lists = [[Unknown()] * longest if items is None else items for items in lists]
-            return [tuple(row) for row in zip(*lists, strict=False)]
-        if name == "getattr":
-            if len(args) > 1 and isinstance(args[1], str):
-                return self._attribute_of(args[0], args[1])
-            return Unknown()
-        if name == "range":
-            return range(*args) if args and all(isinstance(arg, int) for arg in args) else Unknown()
-        if name == "next":
-            items = self._items_of(args[0]) if args else None
-            return items[0] if items else Unknown()
-        if name == "sum":
-            items = self._items_of(args[0]) if args else None
-            flows = [item for item in items or () if isinstance(item, Flow)]
-            return merged(flows, notes_in(items or ())) if flows else Unknown()
-        if name == "len" and args and not isinstance(args[0], (Unknown, Flow, Shape, Parts)):
-            items = self._items_of(args[0])
-            return Unknown() if items is None or any(isinstance(item, Rest) for item in items) else len(items)
-        if name == "isinstance" and len(args) == 2 and isinstance(args[1], (type, tuple)):
-            if isinstance(args[0], (nn.Module, tuple, list, dict)):
-                return isinstance(args[0], args[1])
-            if isinstance(args[0], Flow):
-                return issubclass(Tensor, args[1])
-            return Unknown()
-        are_numbers = all(isinstance(arg, (int, float)) for arg in args)
-        if name in ("int", "float", "round", "abs", "min", "max", "bool") and are_numbers:
-            return callee(*args) if args else Unknown()
-        return Size() if any(isinstance(arg, Size) for arg in args) else Unknown()
 
     def _call_method(self, method: Method, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a method returns, by what it belongs to."""
@@ -682,7 +705,7 @@ class FunctionReading:
         name = OTHER_NAMES.get(name, name)
         if name == "checkpoint" and args and callable_value(args[0]):
             of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
-            return self._call_value(args[0], args[1:], of_function, node)
+            return self.call_value(args[0], args[1:], of_function, node)
         return self.tensors.call(name, args, kwargs, node)
 
     def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:
@@ -693,7 +716,7 @@ class FunctionReading:
         if name == "append" and args:
             owner.append(args[0])
         elif name == "extend" and args:
-            owner += self._items_of(args[0]) or [Rest()]
+            owner += self.items_of(args[0]) or [Rest()]
         elif name == "insert" and len(args) > 1:
             owner.insert(args[0] if isinstance(args[0], int) else 0, args[1])
         elif name == "pop" and owner:
@@ -732,12 +755,12 @@ class FunctionReading:
     ) -> Any:
         """Return what a module's method returns: its forward pass, its children, or its own code's value."""
         is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and is_torchs(type(module))
-        if is_list and name in ("items", "named_children"):
-            return list(module._modules.items())
-        if is_list and name in ("values", "children", "keys"):
-            return list(module._modules if name == "keys" else module._modules.values())
+        if is_list and name in ("items", "values", "keys"):
+            return list(getattr(module._modules, name)())
         if name in ("forward", "__call__"):
             return self.reader.call_module(module, args, kwargs, node)
+        if name in LOOK_UP and is_torchs(method_of(module, name)[0]):
+            return self._look_up(module, name, args)
         function, where = method_of(module, name)
         inside: list[Any] = [module]
         if isinstance(function, classmethod):
@@ -751,6 +774,18 @@ class FunctionReading:
         context = Context(file_of(function), where, module)
         return self.reader.call_function(source, outer_names(function), [*inside, *args], kwargs, context)
 
+    def _look_up(self, module: nn.Module, name: str, args: list[Any]) -> Any:
+        """Return what torch's own methods find in a module: its parts, its parameters, or one of them by its name."""
+        if name.startswith("get_"):
+            path = args[0].split(".") if args and isinstance(args[0], str) else None
+            return Unknown() if path is None else functools.reduce(self.attribute_of, filter(None, path), module)
+        found = list(getattr(module, name)())
+        if "parameters" not in name:
+            return found
+        values = [value[1] if name.startswith("named_") else value for value in found]
+        weights = [Weight(id(value)) if value.ndim > 1 else Unknown() for value in values]
+        return [(pair[0], weight) for pair, weight in zip(found, weights, strict=True)] if "named_" in name else weights
+
 
 def _is_item_pair(pair: Any) -> bool:
     """Return whether a value is the key and the value of a mapping's item."""
@@ -760,8 +795,3 @@ def _is_item_pair(pair: Any) -> bool:
 def _holds_module(value: Any) -> bool:
     """Return whether a tuple or list holds a module."""
     return isinstance(value, (tuple, list)) and any(isinstance(item, nn.Module) for item in value)
-
-
-def _truth_of(value: Any) -> bool | None:
-    """Return whether a condition is true; None if that is not known."""
-    return bool(value) if isinstance(value, (int, float, str, type(None))) else None

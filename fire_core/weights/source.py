@@ -42,6 +42,7 @@ from fire_core.weights.flows import (
     Note,
     Notes,
     Part,
+    Partial,
     Parts,
     Rest,
     Shape,
@@ -217,6 +218,8 @@ class SourceReader:
             return self._number_of("method", self.number(value.owner), value.name)
         if isinstance(value, Inner):
             return self._number_of("function", id(value.node))
+        if isinstance(value, Partial):
+            return self._number_of("partial", *map(self.number, (value.function, value.args, value.kwargs)))
         if isinstance(value, Shape):
             return self._number_of("shape", self.number(value.tensor))
         if isinstance(value, Parts):

@@ -1,0 +1,197 @@
+"""What Python's own functions return for the values of a reading: builtins, `itertools`, `functools`, `operator`, and
+the methods of texts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from fire_core.weights.flows import PLAIN_TYPES, Flow, Parts, Rest, Shape, Size, Unknown, Weight, merged, notes_in
+from fire_core.weights.topology import words
+
+if TYPE_CHECKING:
+    import ast
+
+    from fire_core.weights.reading import FunctionReading
+
+FUNCTIONS: tuple[Callable[..., Any], ...] = (
+    map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, str, getattr, range,
+    functools.reduce, itertools.chain, itertools.chain.from_iterable, itertools.islice, itertools.pairwise,
+    itertools.starmap,
+)  # fmt: skip
+NAMES = words("sum min max isinstance hasattr round abs bool next")  # also where a library has its own
+PLAIN_FUNCTIONS = (int, float, str, bool, round, abs, min, max, range)  # run on numbers and texts that are known
+GETTERS = (operator.attrgetter, operator.itemgetter)
+
+
+def is_pythons(callee: Any) -> bool:
+    """Return whether `PythonCalls` knows what a function returns."""
+    return callee in FUNCTIONS or getattr(callee, "__name__", "") in NAMES or is_of_text(callee)
+
+
+def is_of_text(callee: Any) -> bool:
+    """Return whether a value is a method of a text, such as `"layer{}".format`."""
+    return isinstance(getattr(callee, "__self__", None), str)
+
+
+def truth_of(value: Any) -> bool | None:
+    """Return whether a condition is true; None if that is not known."""
+    return bool(value) if isinstance(value, (int, float, str, type(None))) else None
+
+
+class PythonCalls:
+    """The calls of Python's own functions in one function that is read.
+
+    Args:
+        reading: the reading of that function, which knows the items and attributes of values.
+    """
+
+    def __init__(self, reading: FunctionReading) -> None:
+        self.reading = reading
+
+    def call(self, callee: Any, args: list[Any], node: ast.AST) -> Any:
+        """Return what a function returns for which `is_pythons` is true.
+
+        Args:
+            callee: the function.
+            args: its arguments; those by name are not read.
+            node: the call.
+        """
+        if is_of_text(callee):
+            return self._plain_value(callee, args)
+        match callee.__name__, len(args):
+            case ("list" | "tuple" | "iter" | "sorted" | "reversed") as name, _:
+                return self._listed(name, args)
+            case "map", count if count > 1:
+                return self._mapped(args[0], args[1:], node)
+            case "filter", 2:
+                return self._filtered(args[0], args[1], node)
+            case "starmap", 2:
+                rows = self._items_or_escape(args[1], "starmap")
+                return Unknown() if rows is None else [self._call_on(args[0], row, node) for row in rows]
+            case "reduce", 2 | 3:
+                return self._reduced(args[0], args[1], args[2:], node)
+            case ("chain" | "from_iterable" | "islice" | "pairwise" | "enumerate" | "zip") as name, _:
+                return self._iterated(name, args)
+            case "getattr", count if count > 1 and isinstance(args[1], str):
+                return self.reading.attribute_of(args[0], args[1])
+            case "next", count if count:
+                items = self._items_or_escape(args[0], "next")
+                return items[0] if items else Unknown()
+            case "sum", count if count:
+                items = self._items_or_escape(args[0], "sum") or []
+                flows = [item for item in items if isinstance(item, Flow)]
+                return merged(flows, notes_in(items)) if flows else Unknown()
+            case "len", 1 if not isinstance(args[0], (Unknown, Flow, Shape, Parts)):
+                items = self.reading.items_of(args[0])
+                return Unknown() if items is None or any(isinstance(item, Rest) for item in items) else len(items)
+            case "isinstance", 2 if isinstance(args[1], (type, tuple)):
+                if isinstance(args[0], (nn.Module, tuple, list, dict)):
+                    return isinstance(args[0], args[1])
+                return issubclass(Tensor, args[1]) if isinstance(args[0], Flow) else Unknown()
+        return self._plain_value(callee, args)
+
+    def call_getter(self, getter: Any, args: list[Any], node: Any) -> Any:
+        """Return what `operator.attrgetter` or `itemgetter` takes from a value; what it takes from a tensor escapes."""
+        names = getter.__reduce__()[1]
+        value = args[0] if args else Unknown()
+        if isinstance(getter, operator.attrgetter):
+            found = [functools.reduce(self.reading.attribute_of, name.split("."), value) for name in names]
+        elif isinstance(value, (Flow, Weight)):
+            self.reading.reader.escape(value, "item")
+            return Unknown()
+        else:
+            found = [self.reading.subscript(value, name, node) for name in names]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _items_or_escape(self, value: Any, name: str) -> list[Any] | None:
+        """Return a value's items. If they are not known, the value escapes, and the result is None."""
+        items = self.reading.items_of(value)
+        if items is None:
+            self.reading.reader.escape(value, name)
+        return items
+
+    def _listed(self, name: str, args: list[Any]) -> Any:
+        """Return a value's items as a list or tuple; a tensor stays what it is."""
+        if not args:
+            return [] if name == "list" else ()
+        items = self.reading.items_of(args[0])
+        if items is None:
+            return args[0] if isinstance(args[0], (Flow, Parts, Shape)) else [Rest()]
+        if name == "tuple":
+            return tuple(items)
+        return [*reversed(items)] if name == "reversed" else list(items)
+
+    def _mapped(self, function: Any, iterables: Sequence[Any], node: ast.AST) -> Any:
+        """Return what a function gives for the items of one or several values, in turn."""
+        if isinstance(iterables[0], Parts):
+            mapped = self._call_on(function, [iterables[0].flow], node)
+            return replace(iterables[0], flow=mapped) if isinstance(mapped, Flow) else Unknown()
+        lists = [self._items_or_escape(value, "map") for value in iterables]
+        known = [items for items in lists if items is not None]
+        if len(known) < len(lists):
+            return Unknown()
+        return [self._call_on(function, row, node) for row in zip(*known, strict=False)]
+
+    def _filtered(self, keeps: Any, value: Any, node: ast.AST) -> Any:
+        """Return a value's items without those that a function certainly leaves out."""
+        if isinstance(value, Parts):
+            return value
+        items = self._items_or_escape(value, "filter")
+        if items is None:
+            return Unknown()
+        kept = [(item, item if keeps is None else self._call_on(keeps, [item], node)) for item in items]
+        return [item for item, is_kept in kept if truth_of(is_kept) is not False]
+
+    def _reduced(self, function: Any, value: Any, initial: Sequence[Any], node: ast.AST) -> Any:
+        """Return what a function of two arguments makes of a value's items, from left to right."""
+        items = self._items_or_escape(value, "reduce")
+        if items is None or not [*initial, *items]:
+            self.reading.reader.escape(list(initial), "reduce")
+            return Unknown()
+        return functools.reduce(lambda so_far, item: self._call_on(function, [so_far, item], node), [*initial, *items])
+
+    def _iterated(self, name: str, args: list[Any]) -> Any:
+        """Return the items over which an iterator of `itertools`, `enumerate` or `zip` goes."""
+        if name in ("islice", "enumerate"):
+            args, bounds = args[:1], args[1:]
+        lists = [self._items_or_escape(arg, name) for arg in args]
+        if name == "zip":
+            longest = max((len(items or ()) for items in lists), default=0)
+            return [*zip(*([Unknown()] * longest if items is None else items for items in lists), strict=False)]
+        if name == "chain":
+            return [item for items in lists for item in (items or [Rest()])]
+        first = lists[0] if lists else None
+        if first is None:
+            return Unknown()
+        if name == "from_iterable":
+            return self._iterated("chain", first)
+        if name == "enumerate":
+            start = bounds[0] if bounds else 0
+            return [(start + i if isinstance(start, int) else Unknown(), item) for i, item in enumerate(first)]
+        if name == "pairwise":
+            return [*itertools.pairwise(first)]
+        return first[slice(*bounds)] if all(isinstance(bound, int | None) for bound in bounds) else first
+
+    def _call_on(self, function: Any, args: Any, node: ast.AST) -> Any:
+        """Return what a function of the model's code gives for arguments, of which some may not be known."""
+        if not isinstance(args, (tuple, list)) or any(isinstance(arg, Rest) for arg in args):
+            return Rest()
+        return self.reading.call_value(function, list(args), {}, node)
+
+    def _plain_value(self, callee: Any, args: list[Any]) -> Any:
+        """Return what a function gives for plain values; sizes stay sizes, and all else is not known."""
+        if callee in PLAIN_FUNCTIONS or is_of_text(callee):
+            flat = [value for arg in args for value in (arg if isinstance(arg, (tuple, list)) else [arg])]
+            if args and all(isinstance(value, PLAIN_TYPES) for value in flat):
+                try:
+                    return callee(*args)
+                except Exception:  # whatever these values are wrong for
+                    return Unknown()
+        return Size() if any(isinstance(arg, Size) for arg in args) else Unknown()
