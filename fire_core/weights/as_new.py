@@ -131,17 +131,15 @@ class Rehearsal:
         self.stand_ins = stand_ins_for(self.parts, chosen)
         self.mode, self.failure = MODES[0], ""
         self.trained, self.copies, snapshots = self._train()
-        changed: set[str] = set()
-        for before, *later in zip(*snapshots, strict=True):  # for each part
-            for after in later:
-                for group_before, group_after in zip(before.groups, after.groups, strict=True):
-                    changed |= differing_keys(group_before, group_after)
-        self.builder.records = changed - self.builder.options
-        self.options = self.builder.options - changed
+        self._learn_records(snapshots)
         self.builder.passes_options_alone = False
         entries = {name for part in self.parts for group in part.param_groups for name in group}
         if entries - self.builder.options - self.builder.records - SCHEDULER_ENTRIES - {"params"}:
-            self.trained, self.copies, _ = self._train()  # again, with the user's own entries in the groups
+            needs_entries = self.trained is None
+            self.trained, self.copies, again = self._train()  # with the user's own entries in the groups
+            if needs_entries:
+                snapshots = again
+                self._learn_records(snapshots)
         new = self.builder.build(copies_of(self.stand_ins))
         self.knowledge = [Knowledge(any(_states(part)), Contents.of(part)) for part in with_inner(new)]
         if self.trained is None:
@@ -157,6 +155,16 @@ class Rehearsal:
                     known.shaped[place] = value.shape == p.shape and known.shaped.get(place, True)
         if rows:
             self._learn_beginnings()
+
+    def _learn_records(self, snapshots: list[list[Contents]]) -> None:
+        """Learn from the snapshots of `_train` which group entries steps change; the others are options."""
+        changed: set[str] = set()
+        for before, *later in zip(*snapshots, strict=True):  # for each part
+            for after in later:
+                for group_before, group_after in zip(before.groups, after.groups, strict=True):
+                    changed |= differing_keys(group_before, group_after)
+        self.builder.records = changed - self.builder.options
+        self.options = self.builder.options - changed
 
     def _train(self) -> tuple[Optimizer | None, dict[int, Tensor], list[list[Contents]]]:
         """Build a new optimizer and let it take `STEPS` steps, in the first mode in which it can.
@@ -179,7 +187,7 @@ class Rehearsal:
                 except Exception as error:  # whatever a foreign class may raise
                     failures.append(f"{type(error).__name__}: {error}".partition("\n")[0])
                     continue
-            self.mode = mode
+            self.mode, self.failure = mode, ""
             return new, copies, snapshots
         self.failure = failures[0]
         return None, {}, []

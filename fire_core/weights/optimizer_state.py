@@ -219,8 +219,8 @@ class StateReset:
                 kept = _rehearse(unit.rehearsal, chosen)
                 reset_as_learnt(unit.parts, unit.builder, unit.knowledge, parameters)
                 self._note_what_is_left(unit.parts, unit.rehearsal, chosen, kept)
-            except CannotBuildError as error:
-                problem = str(error)
+            except Exception as error:  # whatever a foreign class may raise, when weights may have changed already
+                problem = _reason(error)
         for part in unit.parts:
             if problem:
                 self._reset_blindly(part, chosen, problem)
@@ -309,8 +309,8 @@ class StateReset:
             if unit.builder is not None:
                 try:
                     reset_as_learnt(unit.parts, unit.builder, unit.knowledge, {id(p): p})
-                except CannotBuildError as error:
-                    problem = str(error)
+                except Exception as error:  # whatever a foreign class may raise, when weights may have changed already
+                    problem = _reason(error)
             if problem:
                 self._reset_blindly(part, {id(p)}, problem)
             elif unit.builder is None:
@@ -362,12 +362,18 @@ def _reset_units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> 
         beginnings = [first for known in rehearsal.knowledge for first in known.beginnings.values()]
         if rows and isinstance(optimizer, Optimizer) and all(first in (0.0, "weight") for first in beginnings):
             _KNOWLEDGE_CACHE[optimizer] = kinds, rehearsal.knowledge
-    except CannotBuildError as error:
+    except Exception as error:  # whatever a foreign class may raise, when weights may have changed already
         inner = list(held_optimizers(optimizer).values())
         for part in inner:
             yield from _reset_units(part, chosen, rows)
         if not inner or (optimizer.state and all(optimizer.state is not part.state for part in inner)):
-            yield ResetUnit([optimizer], problem=f"none can be built: {error}")
+            yield ResetUnit([optimizer], problem=f"none can be built: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """Return in one line why nothing can be learnt of an optimizer."""
+    first_line = str(error).partition("\n")[0]
+    return first_line if isinstance(error, CannotBuildError) else f"{type(error).__name__}: {first_line}"
 
 
 def parameters_by_id(parts: Iterable[Optimizer], chosen: set[int]) -> dict[int, Tensor]:
