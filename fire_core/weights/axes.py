@@ -188,8 +188,8 @@ def permuted(flow: Flow, name: str, dims: list[Any]) -> Flow:
     """Return the result of `permute`, `transpose`, `movedim` or a similar function."""
     axes = flow.axes
     assert axes is not None
-    if name == "t":
-        name, dims = "transpose", [-2, -1]
+    if name == "t":  # of a matrix
+        return altered(flow, axes=(FEATURES, OTHER), is_open=False) if flow.is_open else altered(flow, axes=axes[::-1])
     if not dims or not all_ints([d for d in dims if not isinstance(d, (tuple, list))]):
         return with_unknown_axes(flow)
     if any(isinstance(d, (tuple, list)) for d in dims):

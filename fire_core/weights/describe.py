@@ -195,13 +195,14 @@ class Reader:
             return seen, doubt or (self._doubt_of_fused_class(use) if seen is None else "")
         if entry.role not in LAYERS or entry.kind == "conv_transpose":
             return None, doubt
-        if seen is not None and (len(seen.blocks) > 1 or not line):
+        needs_several = bool(line) and code is not None and code.is_sure  # blocks in a pass, as the source shows them
+        if seen is not None and (len(seen.blocks) > 1 or not needs_several):
             return seen, ""
         doubt = doubt or _doubt(code, use, rows)
         if not doubt and _is_read(code):
             return None, ""
         alone = self._read_alone(use)
-        if alone is None or alone.rows != rows or (line and len(alone.blocks) == 1):
+        if alone is None or alone.rows != rows or (needs_several and len(alone.blocks) == 1):
             return None, doubt
         return alone, ""
 
@@ -303,7 +304,7 @@ class Reader:
             if key not in self._cuts_alone:
                 self._cuts_alone[key] = read_module(module, use.owner, places)
             cut = self._cuts_alone[key]
-            if cut is not None and (len(cut.blocks) > 1 or not places):
+            if cut is not None and (len(cut.blocks) > 1 or not places or (code is not None and not code.is_sure)):
                 return cut
             if not places and module is holder:
                 break

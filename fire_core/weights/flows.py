@@ -49,6 +49,7 @@ class Flow:
         notes: what parts were combined with, which does not count before the result is used.
         calls: (weight, number of the output that was cut) of its parts.
         is_stacked: whether parts are side by side along a new axis, so that a view would put them together again.
+        is_joined: whether other tensors stand beside the layer's output in it.
         steps: the names of the functions of each number by itself that it went through since the layer.
         number: a number that equal expressions share; 0 if it has none yet.
     """
@@ -59,6 +60,7 @@ class Flow:
     notes: Notes = frozenset()
     calls: frozenset[tuple[int, int]] = frozenset()
     is_stacked: bool = False
+    is_joined: bool = False
     steps: frozenset[str] = frozenset()
     number: int = field(default=0, compare=False)
 
@@ -98,7 +100,7 @@ class Parts:
 
     flow: Flow
     where: Any
-    axis: int
+    axis: int | None
 
 
 class SameParts(Parts):
@@ -317,7 +319,8 @@ def merged(flows: Sequence[Flow], notes: Notes = frozenset()) -> Flow:
     notes = notes.union(*(flow.notes for flow in flows))
     calls = frozenset().union(*(flow.calls for flow in flows))
     steps = frozenset().union(*(flow.steps for flow in flows))
-    return Flow(origins, axes, flows[0].is_open, notes, calls, steps=steps)
+    is_joined = any(flow.is_joined for flow in flows)
+    return Flow(origins, axes, flows[0].is_open, notes, calls, is_joined=is_joined, steps=steps)
 
 
 def _common_part(parts: Sequence[Part]) -> Part:
@@ -348,6 +351,7 @@ def agreed(first: Any, second: Any) -> Any:
             first.is_open,
             first.notes | second.notes,
             first.calls | second.calls,
+            is_joined=first.is_joined or second.is_joined,
             steps=first.steps | second.steps,
         )
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)) and len(first) == len(second):

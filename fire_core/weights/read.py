@@ -311,10 +311,13 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts, products = {}, {}
     for original, weight in zip(chosen, weights, strict=True):
+        parts = [*watch.parts[id(weight)].values()]
         is_together = id(weight) in watch.together and not watch.seen[id(weight)]
+        # Parts of which each holds all rows are no parts of the rows: they lie along another axis.
+        is_together |= bool(parts) and not watch.seen[id(weight)] and all(bool(mask.any(1).all()) for mask in parts)
         single = Cut((("", len(weight)),)) if is_together else None
         dims = (0,) if id(weight) in convs else (-2, -1)
-        cuts[id(original)] = _cut(watch.seen[id(weight)], [*watch.parts[id(weight)].values()], dims, single)
+        cuts[id(original)] = _cut(watch.seen[id(weight)], parts, dims, single)
         products[id(original)] = _cut(watch.seen[id(weight)], [], dims, single)
     multiplied = {
         id(original) for original, weight in zip(chosen, weights, strict=True) if id(weight) in watch.multiplied

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.axes import axis_count, is_along_features, tensor_of_unknown_axes
+from fire_core.weights.axes import axis_count, is_along_features, viewed
 from fire_core.weights.code import Function, file_of, is_torchs, method_of, outer_names, source_of
 from fire_core.weights.flows import (
     PLAIN_TYPES,
@@ -540,13 +540,15 @@ class FunctionReading:
         if isinstance(owner, (Flow, Unknown, Weight, Parts, Size)):
             if name == "shape":
                 return Shape(owner)
-            if name in ("mT", "T", "mH", "H"):
-                return owner if isinstance(owner, Weight) else tensor_of_unknown_axes(owner)
-            if name in ("data", "real", "imag"):
+            if name in ("mT", "T", "mH", "H") and isinstance(owner, Flow):
+                return viewed("t", owner, (), {}, None) if name in "TH" else viewed("mT", owner, (-2, -1), {}, None)
+            if name in ("mT", "T", "mH", "H", "data", "real", "imag", "values"):
                 return owner
             if name in ("dtype", "device", "ndim", "is_cuda", "requires_grad"):
                 return Unknown()
             return Method(owner, name)
+        if isinstance(owner, tuple) and len(owner) == 2 and name in ("values", "indices"):  # of `x.max(1)` and the like
+            return owner[name == "indices"]
         if isinstance(owner, (tuple, list, dict, Shape)):
             return Method(owner, name)
         try:

@@ -32,9 +32,9 @@ from fire_core.weights.axes import axis_count, axis_index, tensor_of_unknown_axe
 from fire_core.weights.code import Function, file_of, forward_of, is_torchs, outer_names, place, source_of
 from fire_core.weights.flows import (
     FEATURES,
+    MIXED,
     OTHER,
     PLAIN_TYPES,
-    SHARE,
     Context,
     Flow,
     Inner,
@@ -66,6 +66,7 @@ Signature = set[tuple[Any, ...]]  # the operations that a part meets
 
 MOST_NESTED = 24  # calls within each other that are followed
 MOST_NODES = 200_000  # of the syntax tree, for each module from which reading starts
+KEEP_PLACES = ("activation", "pooling", "upsampling", "padding")  # files of torch's modules that keep channels apart
 STRICT = False  # whether an error in reading is raised, as in the tests, or the module left to the other ways
 
 
@@ -82,6 +83,7 @@ class LayerUse:
         signatures: from each part of its output to the operations that the part meets.
         lines: from each part to the place where it is taken, `file:line`.
         spans: from each part to the same place as (file, first line, last line).
+        unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
         escapes: whether the output is used where it cannot be followed.
@@ -94,6 +96,7 @@ class LayerUse:
     signatures: dict[Part, Signature] = field(default_factory=dict)
     lines: dict[Part, str] = field(default_factory=dict)
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
+    unsure: set[Part] = field(default_factory=set)
     changed: str = ""
     overwritten: str = ""
     escapes: bool = False
@@ -110,6 +113,11 @@ class LayerUse:
             if len(group) > 1 and len({frozenset(signature) for signature in group.values()}) > 1:
                 return list(group)
         return []
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the parts of `cut` are certainly parts of the features, and not of another axis."""
+        return not any(part[: depth + 1] in self.unsure for part in self.cut for depth in range(len(part)))
 
     @property
     def line(self) -> str:
@@ -148,6 +156,7 @@ class SourceReader:
             weight = layer._parameters.get("weight")
             if weight is not None:
                 self.rows[id(weight)] = output_count(layer)
+        self.depthwise = {id(p) for p in model.parameters() if is_depthwise(p)}
         self._norms: set[int] = set()  # `id`s of modules
         self._hooked: set[nn.Module] = set()  # modules whose hooks were read
         self._entered: set[nn.Module] = set()
@@ -272,9 +281,30 @@ class SourceReader:
         """Record what a forward pass returns to a caller that is not known."""
         self.escape(result, "returned")
 
-    def take_part(self, flow: Flow, axis: int | None, which: Any, where: Any, node: ast.AST, context: Context) -> Flow:
-        """Return a part of a tensor along an axis; the tensor itself if the axis holds no features."""
-        if flow.axes is None or axis is None or flow.axes[axis] not in (FEATURES, SHARE):
+    def take_part(
+        self,
+        flow: Flow,
+        axis: int | None,
+        which: Any,
+        where: Any,
+        node: ast.AST,
+        context: Context,
+        or_unknown: bool = False,
+    ) -> Flow:
+        """Return a part of a tensor along an axis; the tensor itself if the axis holds no features.
+
+        Args:
+            flow: the tensor.
+            axis: index of the axis in `flow.axes`; None: not known.
+            which: which part it is.
+            where: the place of the cut, equal for all its parts.
+            node: the syntax node of the cut.
+            context: the function that cuts.
+            or_unknown: whether a part along an axis that is not known, or that holds the features together with
+                another axis, is taken too, unless other tensors stand beside them. It is marked as unsure.
+        """
+        kind = MIXED if flow.axes is None or axis is None else flow.axes[axis]
+        if kind == OTHER or (kind == MIXED and (flow.is_joined or not or_unknown)):
             return flow
         origins = set()
         for key, part in flow.origins:
@@ -284,6 +314,8 @@ class SourceReader:
             use.lines.setdefault(taken, place(context.filename, first) if first else context.filename)
             use.spans.setdefault(taken, (context.filename, first, last))
             use.signatures.setdefault(taken, set())
+            if kind == MIXED:
+                use.unsure.add(taken)
             origins.add((key, taken))
         number = self.number(flow)
         calls = frozenset((key, number) for key, part in flow.origins if not part) | flow.calls
@@ -394,13 +426,17 @@ class SourceReader:
 
     def _call_layer(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a linear layer or a convolution, which carries the layer."""
-        self.meet([*args, *kwargs.values()], "layer", id(module))
         weight = module._parameters.get("weight")
+        note = self.pass_through if weight is not None and is_depthwise(weight) else self.meet
+        note([*args, *kwargs.values()], "layer", id(module))
         if weight is not None and not is_torchs(forward_of(module)[0]) and not _is_conv1d(module):
             self._read_own_forward(module, weight, len(args))
         if weight is None:
             return Unknown()
         first_input = next(iter([*args, *kwargs.values()]), None)
+        if is_depthwise(weight) and isinstance(first_input, Flow):  # it filters each channel by itself
+            self.use_of(id(weight)).calls += 1
+            return altered(first_input)
         return self.output_of(id(weight), module, first_input)
 
     def _read_own_forward(self, module: nn.Module, weight: Tensor, count: int) -> None:
@@ -457,14 +493,16 @@ class SourceReader:
             self._entered.add(child)
             if is_layer(child) and (weight := child._parameters.get("weight")) is not None:
                 self.use_of(id(weight)).calls += 1
-        keeps = "activation" in type(module).__module__ or "pooling" in type(module).__module__ or _is_norm(module)
+        keeps = type(module).__module__.rpartition(".")[2] in KEEP_PLACES or _is_norm(module)
         keeps = keeps and not isinstance(module, nn.MultiheadAttention)
         note = self.pass_through if keeps else self.meet
         note([*args, *kwargs.values()], "module", id(module) if _has_parameters(module) else name)
         if _is_norm(module):
             self._norms.add(id(module))
         step = "norm" if _is_norm(module) else name.lower()
-        return with_step(value, step) if keeps else Unknown()
+        if keeps:
+            return with_step(value, step)
+        return Unknown() if _has_parameters(module) else tensor_of_unknown_axes(value)
 
     def cut_in_halves(
         self, value: Any, dim: Any, where: Any, node: ast.AST | None, context: Context | None = None
@@ -491,6 +529,11 @@ class SourceReader:
             return FunctionReading(self, node, outer, args, kwargs, context).result()
         finally:
             self._depth -= 1
+
+
+def is_depthwise(weight: Tensor) -> bool:
+    """Return whether a weight is of a convolution that filters each channel by itself and has one output for each."""
+    return weight.ndim > 2 and weight.shape[1] == 1 and len(weight) > 1
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -52,6 +52,14 @@ PRODUCTS_WITH_FUSED_WEIGHT = words(
     "lstm gru lstm_cell gru_cell rnn_tanh rnn_relu rnn_tanh_cell rnn_relu_cell multi_head_attention_forward"
 )
 
+# Functions over the places along some axes; those that keep the axis, and those that return values and indices.
+REDUCTIONS = words(
+    "mean sum nanmean nansum prod std var amax amin max min median nanmedian mode kthvalue cummax cummin sort topk "
+    "msort norm vector_norm logsumexp"
+)
+KEEP_AXIS = words("cummax cummin sort topk msort")
+RETURN_INDICES = words("max min median nanmedian mode kthvalue cummax cummin sort topk")
+
 # Functions that only ask how large a tensor is.
 ASK_SIZES = words("size dim numel is_floating_point stride element_size nelement ndimension item")
 

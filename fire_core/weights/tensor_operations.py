@@ -53,11 +53,14 @@ from fire_core.weights.tensor_functions import (
     CUTS,
     JOIN_AXES,
     JOINS,
+    KEEP_AXIS,
     KEEP_FEATURES,
     KEEP_NUMBERS,
     PRODUCTS,
     PRODUCTS_WITH_FUSED_WEIGHT,
     PRODUCTS_WITH_WEIGHT,
+    REDUCTIONS,
+    RETURN_INDICES,
     SECTIONS,
     VIEWS,
     is_elementwise,
@@ -138,6 +141,8 @@ class TensorOperations:
             return viewed(name, first, args[1:], kwargs, self._feature_count(first))
         if name in KEEP_FEATURES:
             return first
+        if name in REDUCTIONS and (reduced := self._reduced(name, first, args[1:], kwargs)) is not None:
+            return reduced
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
         leaves_features, is_single = is_elementwise(name), len(flows_in(arguments)) == 1
         note = self.reader.pass_through if leaves_features and is_single else self.reader.meet
@@ -149,6 +154,32 @@ class TensorOperations:
             first = self.reader.noted(first, name, *beside)
         first = with_step(first, name)
         return altered(first) if leaves_features else tensor_of_unknown_axes(first)
+
+    def _reduced(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Return a mean, a maximum or the like over places of a tensor; None if it may be over its features.
+
+        Functions such as `max` and `sort` return a pair, of which only the values carry what the tensor carries.
+        """
+        if name in ("norm", "vector_norm", "topk", "kthvalue"):
+            args = args[1:]  # behind the order of the norm, or the number of values
+        default = -1 if name in ("sort", "topk", "kthvalue", "mode") else None
+        dims = kwargs.get("dim", kwargs.get("axis", args[0] if args else default))
+        dims = list(dims) if isinstance(dims, (tuple, list)) else [dims]
+        if not all_ints(dims) or any(isinstance(dim, bool) for dim in dims):
+            return None
+        keeps_axis = bool(kwargs.get("keepdim", args[1] if len(args) > 1 else False)) or name in KEEP_AXIS
+        at = [axis_index(flow, dim) for dim in dims]
+        if flow.axes is not None and all(axis is not None and flow.axes[axis] == OTHER for axis in at):
+            kept_axes = tuple(kind for i, kind in enumerate(flow.axes) if i not in at)
+            result = altered(flow, axes=flow.axes if keeps_axis else kept_axes)
+        elif flow.axes is not None and flow.is_open and dims == [0] and not keeps_axis:  # over the batch
+            result = altered(flow)
+        elif name in RETURN_INDICES:
+            result = tensor_of_unknown_axes(flow)
+        else:
+            return None
+        self.reader.pass_through(flow, name)
+        return (result, Unknown()) if name in RETURN_INDICES else result
 
     def _arithmetic(self, name: str, arguments: list[Any], node: ast.AST) -> Any:
         """Return a sum or product that is called as a function: of two tensors, in `addcmul` and the like of three."""
@@ -177,6 +208,10 @@ class TensorOperations:
         where = span_of(node, self.context)
         flows = [value for value in values if isinstance(value, Flow)]
         notes = notes_in(values)
+        if len(weights) == 1 and len(flows) == 1 and weights[0].key in self.reader.depthwise and not weights[0].part:
+            self.reader.use_of(weights[0].key).calls += 1
+            self.reader.pass_through(flows[0], "layer", where)
+            return altered(flows[0])
         for slot, value in enumerate(values):
             if isinstance(value, Flow) and weights:
                 self.reader.meet(value, "layer", where, slot)
@@ -226,7 +261,9 @@ class TensorOperations:
         if not isinstance(joined, Flow) or flow is None:
             return joined
         origins = {key for key, _ in joined.origins}
-        return altered(joined, axes=flow.axes if len(origins) == 1 and name != "stack" else None)
+        is_joined = joined.is_joined or len(origins) > 1 or any(not flows_in(piece) for piece in pieces)
+        axes = flow.axes if len(origins) == 1 and name != "stack" else None
+        return altered(joined, axes=axes, is_joined=is_joined)
 
     def _pieces_of(self, value: Any) -> list[Any]:
         """Return the tensors that are to be put together: those of a list or of a cut, or a value that is no list."""
@@ -269,15 +306,17 @@ class TensorOperations:
             sure = isinstance(sections, int) if name.endswith(("chunk", "tensor_split")) else all_ints(sections)
             if sure or dim > 1:
                 axis, flow = dim, with_features_at(flow, dim)
-        if flow.axes is None or axis is None:
+        piece, kind = flow, MIXED
+        if flow.axes is not None and axis is not None:
+            piece = altered(flow, axes=axes_without(flow.axes, axis)) if name == "unbind" else flow
+            kind = flow.axes[axis]
+        elif dim == 0 and name != "unbind":  # the batch
             return SameParts(flow) if not isinstance(sections, (tuple, list)) else [flow] * len(sections)
         where = span_of(node, self.context)
-        piece = altered(flow, axes=axes_without(flow.axes, axis)) if name == "unbind" else flow
-        kind = flow.axes[axis]
         number = sections if isinstance(sections, int) and name.endswith(("chunk", "tensor_split")) else None
         if isinstance(sections, (tuple, list)) and not any(isinstance(s, Rest) for s in sections):
             number = len(sections) + name.endswith("tensor_split")
-        if kind in (OTHER, MIXED):
+        if kind == OTHER:
             return [piece] * number if number is not None else SameParts(piece)
         parts = Parts(flow, where, axis) if name != "unbind" else UnboundParts(flow, where, axis)
         return [self.part_at(parts, i) for i in range(number)] if number is not None else parts
@@ -437,6 +476,9 @@ class TensorOperations:
         items = list(index) if isinstance(index, tuple) else [index]
         nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         if flow.axes is None:
+            if len(items) == 2 and items[0] is Ellipsis and isinstance(items[1], slice) and items[1] != slice(None):
+                key = slice_key(items[1], nodes[-1])
+                return self.reader.take_part(flow, None, key, "slice", node, self.context, or_unknown=True)
             return flow
         before = items.index(Ellipsis) if any(item is Ellipsis for item in items) else len(items)
         at = 0
@@ -499,10 +541,11 @@ class TensorOperations:
         """Return one of the parts of a cut whose number of parts was not known."""
         if isinstance(parts, SameParts):
             return parts.flow
-        if isinstance(parts, UnboundParts) and parts.flow.axes is not None:
-            taken = self.reader.take_part(parts.flow, parts.axis, index, parts.where, Place(parts.where), self.context)
-            return altered(taken, axes=axes_without(parts.flow.axes, parts.axis))
-        return self.reader.take_part(parts.flow, parts.axis, index, parts.where, Place(parts.where), self.context)
+        flow, axis, syntax = parts.flow, parts.axis, Place(parts.where)
+        taken = self.reader.take_part(flow, axis, index, parts.where, syntax, self.context, or_unknown=True)
+        if isinstance(parts, UnboundParts) and flow.axes is not None and axis is not None:
+            return altered(taken, axes=axes_without(flow.axes, axis))
+        return taken
 
     def size_at(self, shape: Shape, index: Any) -> Any:
         """Return the length of an axis of a tensor, which is known for the features of one layer's whole output."""
