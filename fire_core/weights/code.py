@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.autograd import Function as Autograd
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -130,3 +131,36 @@ def is_torchs(function: Any) -> bool:
         name = getattr(type(function.__self__), "__module__", "") or getattr(function.__self__, "__name__", "")
         return name.startswith("torch") or getattr(function.__self__, "__name__", "").startswith("torch")
     return name == "torch" or name.startswith(("torch.", "torch_"))
+
+
+# Packages whose classes bring many methods that are no part of a model, and whose fused layers `known` has rules for.
+LIBRARIES = (
+    "torch", "torchvision", "timm", "transformers", "diffusers", "lightning", "pytorch_lightning", "stable_baselines3",
+    "torchrl", "peft", "accelerate",
+)  # fmt: skip
+
+
+def is_of_library(kind: type) -> bool:
+    """Return whether a class is Python's own or of one of `LIBRARIES`."""
+    return kind.__module__.partition(".")[0] in ("builtins", *LIBRARIES)
+
+
+def python_of(callee: Any) -> tuple[Any, int]:
+    """Return the Python function that torch runs for a callee which is none itself, or (None, 0).
+
+    These are scripted functions, custom operators, and `apply` of an autograd function. The second result is the number
+    of arguments before those of the call: 1 for the context of an autograd function.
+    """
+    function = getattr(callee, "_torchdynamo_inline", None) or getattr(callee, "_init_fn", None)
+    if inspect.isfunction(function):
+        return function, 0
+    owner = getattr(callee, "__self__", None)
+    if isinstance(owner, type) and issubclass(owner, Autograd) and callee.__name__ == "apply":
+        return owner.forward, int(owner.setup_context is Autograd.setup_context)
+    return None, 0
+
+
+def is_foreign_operator(callee: Any) -> bool:
+    """Return whether a callee is an operator that another library has registered with torch, as `torch.ops.lib.op`."""
+    home = str(getattr(callee, "__module__", ""))
+    return home.startswith("torch._ops.") and home.split(".")[2] not in ("aten", "prims")

@@ -157,6 +157,18 @@ class Partial:
     kwargs: dict[str, Any] = field(compare=False)
 
 
+@dataclass(eq=False)
+class Instance:
+    """An object of a class with Python code of its own that a forward pass makes, such as a distribution."""
+
+    kind: type
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def held(self) -> dict[str, Any]:
+        """Return its attributes without other such objects, which may hold this one."""
+        return {name: value for name, value in self.attributes.items() if not isinstance(value, Instance)}
+
+
 @dataclass(frozen=True)
 class Super:
     """The value of `super()` in a method of `owner`, which searches the classes behind `after`."""
@@ -204,6 +216,8 @@ def flows_in(value: Any) -> list[Flow]:
         return [value.flow]
     if isinstance(value, Partial):
         value = [*value.args, *value.kwargs.values()]
+    if isinstance(value, Instance):
+        value = value.held()
     if isinstance(value, dict):
         value = list(value.values())
     return [flow for item in value for flow in flows_in(item)] if isinstance(value, (tuple, list)) else []
@@ -215,6 +229,8 @@ def placed_flows(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple
         yield path, value.flow if isinstance(value, Parts) else value
     elif isinstance(value, Partial):
         yield from placed_flows([*value.args, *value.kwargs.values()], path)
+    elif isinstance(value, Instance):
+        yield from placed_flows(value.held(), path)
     elif isinstance(value, (dict, tuple, list)):
         for place_in, item in value.items() if isinstance(value, dict) else enumerate(value):
             yield from placed_flows(item, (*path, place_in))
@@ -356,7 +372,7 @@ def agreed(first: Any, second: Any) -> Any:
         )
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)) and len(first) == len(second):
         return type(first)(agreed(a, b) for a, b in zip(first, second, strict=True))
-    for kind in (Flow, Parts, tuple, list, Weight, nn.Module, Inner, Method):
+    for kind in (Flow, Parts, tuple, list, Weight, nn.Module, Inner, Method, Instance):
         for value in (first, second):
             if isinstance(value, kind):
                 return value

@@ -14,12 +14,22 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fire_core.weights.axes import axis_count, is_along_features, viewed
-from fire_core.weights.code import Function, file_of, is_torchs, method_of, outer_names, source_of
+from fire_core.weights.code import (
+    Function,
+    file_of,
+    is_foreign_operator,
+    is_torchs,
+    method_of,
+    outer_names,
+    python_of,
+    source_of,
+)
 from fire_core.weights.flows import (
     PLAIN_TYPES,
     Context,
     Flow,
     Inner,
+    Instance,
     Method,
     Partial,
     Parts,
@@ -319,6 +329,8 @@ class FunctionReading:
                     self._write_part(target.value.id, base, target, value)
                 else:
                     self.reader.escape(value, "stored")
+            case ast.Attribute() if isinstance(made := self._named_value(target.value), Instance):
+                made.attributes[target.attr] = value
             case ast.Attribute():
                 self.reader.escape(value, "stored", target.attr)
                 if not any(isinstance(part, ast.Call) for part in ast.walk(target)):  # which is not to be read twice
@@ -326,6 +338,10 @@ class FunctionReading:
                     is_same_weight = isinstance(value, Weight) and value == before  # `w.data = w.data.to(device)`
                     if not is_same_weight:
                         self.tensors.overwrite(before, node)
+
+    def _named_value(self, node: ast.expr) -> Any:
+        """Return the value of a variable; an unknown one for any other expression."""
+        return self.names.get(node.id, Unknown()) if isinstance(node, ast.Name) else Unknown()
 
     def _write_part(self, name: str, base: Any, target: ast.Subscript, value: Any) -> None:
         """Read `out[..., :n] = part`: what is written to a tensor part by part is put together there."""
@@ -537,6 +553,8 @@ class FunctionReading:
             return self._attribute_of_module(owner, name)
         if isinstance(owner, Super):
             return Method(owner, name)
+        if isinstance(owner, Instance):
+            return self._attribute_of_instance(owner, name)
         if isinstance(owner, (Flow, Unknown, Weight, Parts, Size)):
             if name == "shape":
                 return Shape(owner)
@@ -600,6 +618,8 @@ class FunctionReading:
             return self.tensors.index(owner, index, node)
         if isinstance(owner, Weight):
             return self.tensors.index_weight(owner, index, node)
+        if isinstance(owner, Instance):
+            return self._call_method_of_instance(owner, getattr(owner.kind, "__getitem__", None), [index])
         return Unknown()
 
     def _item_at(self, owner: Any, index: Any) -> Any:
@@ -657,8 +677,15 @@ class FunctionReading:
             return self.pythons.call_getter(callee, args, node)
         if inspect.ismethod(callee) and isinstance(callee.__self__, nn.Module):
             return self.call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
+        if isinstance(callee, Instance):
+            return self._call_method(Method(callee, "__call__"), args, kwargs, node)
+        function, before = python_of(callee)
+        if function is not None and (source := source_of(function)) is not None:
+            args = [*[Unknown()] * before, *args]
+            return self.reader.call_function(source, outer_names(function), args, kwargs, Context(file_of(function)))
         name, package = getattr(callee, "__name__", ""), (getattr(callee, "__module__", None) or "").partition(".")[0]
-        if is_torchs(callee) or package in ("einops", "_operator"):
+        is_of_torch = is_torchs(callee) and not is_foreign_operator(callee) and (function is None)
+        if is_of_torch or package in ("einops", "_operator"):
             self.tensors.record_write(name, args, kwargs, node)
             return self._call_torch(name.strip("_"), args, kwargs, node)
         if is_pythons(callee):
@@ -668,6 +695,8 @@ class FunctionReading:
         if callee in GETTERS and all(isinstance(arg, PLAIN_TYPES) for arg in args):
             return callee(*args)
         if isinstance(callee, type):
+            if flows_in(arguments) and (made := self._made(callee, args, kwargs)) is not None:
+                return made
             self.reader.escape([arguments, list(kwargs)], "call", callee.__name__)
             return Unknown()
         matters = flows_in(arguments) or weights_in(arguments) or any(isinstance(v, nn.Module) for v in arguments)
@@ -683,6 +712,38 @@ class FunctionReading:
             self.reader.use_of(weight.key).escapes = True
         return Unknown(notes=notes)
 
+    def _made(self, kind: type, args: list[Any], kwargs: dict[str, Any]) -> Instance | None:
+        """Return an object of a class whose constructor can be read; None for any other class."""
+        function = kind.__init__  # type: ignore[misc]
+        if issubclass(kind, (nn.Module, Tensor, BaseException)) or not inspect.isfunction(function):
+            return None
+        if is_torchs(function) or (source := source_of(function)) is None:
+            return None
+        made = Instance(kind)
+        context = Context(file_of(function), kind)
+        self.reader.call_function(source, outer_names(function), [made, *args], kwargs, context)
+        return made
+
+    def _attribute_of_instance(self, owner: Instance, name: str) -> Any:
+        """Return an attribute of an object that the code has made: what it holds, a property's value or a method."""
+        if name in owner.attributes:
+            return owner.attributes[name]
+        value = inspect.getattr_static(owner.kind, name, None)
+        if isinstance(value, property):
+            return self._call_method_of_instance(owner, value.fget, [])
+        if isinstance(value, staticmethod):
+            return value.__func__
+        return Method(owner, name) if inspect.isfunction(value) else copied_containers(value) or Unknown()
+
+    def _call_method_of_instance(self, owner: Instance, function: Any, args: list[Any], **kwargs: Any) -> Any:
+        """Return what a method of an object that the code has made returns."""
+        source = source_of(function) if inspect.isfunction(function) and not is_torchs(function) else None
+        if source is None:
+            self.reader.escape([owner, *args, *kwargs.values()], "call", getattr(function, "__name__", ""))
+            return Unknown()
+        context = Context(file_of(function), owner.kind)
+        return self.reader.call_function(source, outer_names(function), [owner, *args], kwargs, context)
+
     def _call_method(self, method: Method, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a method returns, by what it belongs to."""
         owner, name = method.owner, method.name
@@ -690,6 +751,8 @@ class FunctionReading:
             return self._call_super(owner, name, args, kwargs, node)
         if isinstance(owner, nn.Module):
             return self._call_method_of_module(owner, name, args, kwargs, node)
+        if isinstance(owner, Instance):
+            return self._call_method_of_instance(owner, getattr(owner.kind, name, None), args, **kwargs)
         if isinstance(owner, list):
             return self._call_method_of_list(owner, name, args)
         if isinstance(owner, dict):

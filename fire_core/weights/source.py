@@ -21,15 +21,26 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights.axes import axis_count, axis_index, tensor_of_unknown_axes
-from fire_core.weights.code import Function, file_of, forward_of, is_torchs, outer_names, place, source_of
+from fire_core.weights.code import (
+    Function,
+    file_of,
+    forward_of,
+    is_of_library,
+    is_torchs,
+    method_of,
+    outer_names,
+    place,
+    source_of,
+)
 from fire_core.weights.flows import (
     FEATURES,
     MIXED,
@@ -101,6 +112,19 @@ class LayerUse:
     overwritten: str = ""
     escapes: bool = False
 
+    def take_parts_of(self, other: LayerUse) -> None:
+        """Add what another function does with the output of the layer, but not what it does to the weight."""
+        self.calls += other.calls
+        self.multiplied += other.multiplied
+        self.fused_by_torch |= other.fused_by_torch
+        self.own_forward = self.own_forward or other.own_forward
+        for part, signature in other.signatures.items():
+            self.signatures.setdefault(part, set()).update(signature)
+        self.lines = {**other.lines, **self.lines}
+        self.spans = {**other.spans, **self.spans}
+        self.unsure |= other.unsure
+        self.escapes |= other.escapes
+
     @property
     def cut(self) -> list[Part]:
         """The parts of the output that meet different operations, from its first such cut; empty if there is none."""
@@ -162,15 +186,57 @@ class SourceReader:
         self._entered: set[nn.Module] = set()
         self._nodes = 0
         self._depth = 0
+        self._functions: set[ast.AST] = set()  # that were read
         for module in model.modules():
-            if module not in self._entered and any(True for _ in module.parameters()):
-                self._nodes = MOST_NODES
-                try:
-                    result = self.call_module(module, [Unknown()], {}, None)
-                    self._leave(result)
-                except Exception:  # any code of others that is not foreseen here
-                    if STRICT:
-                        raise
+            if any(True for _ in module.parameters()):
+                if module not in self._entered:
+                    self._start_from(partial(self.call_module, module, [Unknown()], {}, None))
+                if not is_of_library(type(module)):
+                    self._read_other_methods(module)
+
+    def _start_from(self, call: Callable[[], Any]) -> Any:
+        """Return what a call of a model's code returns, which goes to a caller that is not known."""
+        self._nodes = MOST_NODES
+        try:
+            result = call()
+            self.escape(result, "returned")
+            return result
+        except Exception:  # any code of others that is not foreseen here
+            if STRICT:
+                raise
+            return Unknown()
+
+    def _read_other_methods(self, module: nn.Module) -> None:
+        """Read the public methods of a module's class that no forward pass calls, such as `act` or `training_step`.
+
+        They count for layers that no forward pass calls, and if they call the module itself, for the layers whose
+        output it returns. A module without a forward pass puts out what these methods return. What such a method
+        writes to weights is no part of a forward pass.
+        """
+        runs = forward_of(module)[0] is not nn.Module.forward
+        for name in dir(type(module)):
+            function, owner = method_of(module, name)
+            if name.startswith("_") or name == "forward" or owner is None or is_of_library(owner):
+                continue
+            source = source_of(function) if inspect.isfunction(function) else None
+            if source is None or source in self._functions:
+                continue
+            returned = self.results.get(module, [])
+            count = len(returned)
+            uses, self.uses = self.uses, {}
+            context = Context(file_of(function), owner, module)
+            call = partial(self.call_function, source, outer_names(function), [module], {}, context)
+            try:
+                result = self._start_from(call)
+            finally:
+                of_method, self.uses = self.uses, uses
+            calls_itself = len(self.results.get(module, [])) > count
+            put_out = {key for flow in returned for key, _ in flow.origins} if calls_itself else set()
+            for key, use in of_method.items():
+                if use.calls and (key in put_out or not runs or not self.use_of(key).calls):
+                    self.use_of(key).take_parts_of(use)
+            if not runs:
+                self.results.setdefault(module, []).extend(flows_in(result))
 
     def count_node(self) -> None:
         """Count a node of the syntax tree that is read.
@@ -276,10 +342,6 @@ class SourceReader:
                 beside = (self.number(other) for other in arguments if other is not value and is_tensor(other))
                 notes |= notes_in(self.noted(value, *operation, slot, *beside))
         return frozenset(notes)
-
-    def _leave(self, result: Any) -> None:
-        """Record what a forward pass returns to a caller that is not known."""
-        self.escape(result, "returned")
 
     def take_part(
         self,
@@ -525,6 +587,7 @@ class SourceReader:
             self.escape([*args, *kwargs.values()], "call", id(node))
             return Unknown()
         self._depth += 1
+        self._functions.add(node)
         try:
             return FunctionReading(self, node, outer, args, kwargs, context).result()
         finally:
