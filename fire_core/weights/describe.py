@@ -71,14 +71,18 @@ class Reader:
         # products alone; and the weights that took part in a product of matrices there (None: there was no pass).
         source = SourceReader(self.model)
         self.code = source.uses
+        for parameter, uses in self.uses:
+            if source.feeds_layer(id(parameter)):
+                uses[0].around.hidden.update(use.owner for use in uses)
         named = {id(p) for p, uses in self.uses if any(topology.is_called_head(use) for use in uses if not use.is_raw)}
         self.output_weights = output_weights(self.model, source, named)
         self.seen: dict[int, Cut] = {}
         self.products: dict[int, Cut] = {}
         self.multiplied: set[int] | None = None
+        self.reshaped: set[int] = set()  # weights whose rows the pass does not multiply with
         if example is not None:
             places = {key: use.places for key, use in self.code.items() if use.cut}
-            self.seen, self.products, self.multiplied = read_pass(model, example, places)
+            self.seen, self.products, self.multiplied, self.reshaped = read_pass(model, example, places)
         self.cuts: dict[str, Cut] = {}  # by the names of a weight; the bias of the layer is cut in the same way
         # Results for layers that are built alike, by what makes them alike:
         self._cuts_alone: dict[object, Cut | None] = {}
@@ -181,6 +185,8 @@ class Reader:
         line = code.line if code is not None else ""
         if entry.groups > 1:  # a pass would not show blocks, because the rows of each group have other inputs
             return None, _doubt(code, use, rows) if entry.role in LAYERS else ""
+        if id(parameter) in self.reshaped:
+            return None, "the pass multiplies with a view of it whose rows are not its own"
         seen = self.seen.get(id(parameter))
         if seen is not None and seen.rows != rows and not use.is_raw:
             seen = None
@@ -203,6 +209,9 @@ class Reader:
             return None, ""
         alone = self._read_alone(use)
         if alone is None or alone.rows != rows or (needs_several and len(alone.blocks) == 1):
+            heights = code.cut_heights if code is not None and needs_several else ()
+            if len(heights) > 1 and sum(heights) == rows:
+                return Cut(tuple((str(i), height) for i, height in enumerate(heights)), role="dense"), ""
             return None, doubt
         return alone, ""
 

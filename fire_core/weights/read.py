@@ -89,6 +89,7 @@ class _Watch(TorchFunctionMode):
         together: `id` of each weight all of whose rows were on one side of a product.
         parts: from the `id` of a weight to the parts of its output that were taken at its places, as masks.
         multiplied: `id` of each weight that was, as it is stored, an operand of a product of matrices.
+        reshaped: `id` of each weight of which a view was multiplied whose rows or columns are not those of the weight.
     """
 
     def __init__(self, weights: Sequence[Tensor], places: Mapping[int, Places]) -> None:
@@ -97,6 +98,10 @@ class _Watch(TorchFunctionMode):
         self.lines = {(file, line) for spans in places.values() for file, a, b in spans for line in range(a, b + 1)}
         self.parts: dict[int, dict[Any, Tensor]] = {id(weight): {} for weight in weights}
         self.multiplied: set[int] = set()
+        self.reshaped: set[int] = set()
+        self._strides = {
+            weight.untyped_storage().data_ptr(): weight.stride()[-2:] for weight in weights if weight.ndim < 4
+        }
         not_empty = [weight for weight in weights if weight.numel()]
         self._weight_of_storage = {weight.untyped_storage().data_ptr(): id(weight) for weight in not_empty}
         self._casts: list[Tensor] = []
@@ -114,15 +119,21 @@ class _Watch(TorchFunctionMode):
         if torch.is_grad_enabled() and name == "scaled_dot_product_attention":
             self._attention(args, kwargs)
         if name in _MATRIX_PRODUCTS:
-            keys = [self._weight_in(value) for value in nested_tensors((args, kwargs))]
-            self.multiplied |= {key for key in keys if key is not None}
+            for value in nested_tensors((args, kwargs)):
+                if (key := self._weight_in(value)) is not None:
+                    self.multiplied.add(key)
+                    if self._is_reshaped(value):
+                        self.reshaped.add(key)
         if name in _ACTIVATIONS and not getattr(func, "__name__", "").endswith("_"):
             return self._activate(func, args, kwargs)
         result = func(*args, **kwargs)
         if name in _CASTS and isinstance(result, Tensor) and args:
             cast_weight = self._weight_in(args[0])
             if cast_weight is not None:
+                if self._is_reshaped(args[0]):
+                    self.reshaped.add(cast_weight)
                 self._weight_of_storage[result.untyped_storage().data_ptr()] = cast_weight
+                self._strides.setdefault(result.untyped_storage().data_ptr(), result.stride()[-2:])
                 self._casts.append(result)  # kept alive, so that no other tensor gets this memory
         if name in _TAKES_PARTS and self.lines and torch.is_grad_enabled():
             self._note_parts(result)
@@ -136,6 +147,11 @@ class _Watch(TorchFunctionMode):
             return self._weight_of_storage.get(value.untyped_storage().data_ptr())
         except (RuntimeError, NotImplementedError):
             return None
+
+    def _is_reshaped(self, value: Tensor) -> bool:
+        """Return whether a view of a weight has other rows and columns: no step along it is one along the weight's."""
+        strides = self._strides.get(value.untyped_storage().data_ptr(), ())
+        return value.ndim > 1 and len(strides) == 2 and not {*strides} <= {*value.stride()}
 
     def _activate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an activation function, which passes gradients on unchanged."""
@@ -238,11 +254,14 @@ class Pass(NamedTuple):
             them. The cut has a single block if all rows were always together.
         products: the same from products alone.
         multiplied: the weights that, as they are stored, were operands of products of matrices.
+        reshaped: the weights of which a view was multiplied that has other rows, so that their rows are no rows of a
+            matrix.
     """
 
     cuts: dict[int, Cut]
     products: dict[int, Cut]
     multiplied: set[int]
+    reshaped: set[int]
 
 
 def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | None = None) -> Pass:
@@ -319,11 +338,13 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
         dims = (0,) if id(weight) in convs else (-2, -1)
         cuts[id(original)] = _cut(watch.seen[id(weight)], parts, dims, single)
         products[id(original)] = _cut(watch.seen[id(weight)], [], dims, single)
-    multiplied = {
-        id(original) for original, weight in zip(chosen, weights, strict=True) if id(weight) in watch.multiplied
-    }
-    seen, by_products = ({k: cut for k, cut in read.items() if cut is not None} for read in (cuts, products))
-    return Pass(seen, by_products, multiplied)
+    pairs = [(id(original), id(weight)) for original, weight in zip(chosen, weights, strict=True)]
+    multiplied = {original for original, weight in pairs if weight in watch.multiplied}
+    reshaped = {original for original, weight in pairs if weight in watch.reshaped}
+    seen, by_products = (
+        {k: cut for k, cut in read.items() if cut is not None and k not in reshaped} for read in (cuts, products)
+    )
+    return Pass(seen, by_products, multiplied, reshaped)
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -343,8 +364,10 @@ def read_module(module: nn.Module, layer: nn.Module, places: Places = ()) -> Cut
     Returns:
         The cut; None if the module does not run on random input, or if the pass shows nothing.
     """
+    first = next((part for part in module.modules() if is_layer(part)), layer)
+    shapes = list(dict.fromkeys([*_shapes(layer), *_shapes(first)]))
     with state_outside_restored(module):
-        return _read_alone(module, layer.weight, _shapes(layer), places)
+        return _read_alone(module, layer.weight, shapes, places)
 
 
 def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], places: Places) -> Cut | None:

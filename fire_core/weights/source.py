@@ -94,6 +94,7 @@ class LayerUse:
         signatures: from each part of its output to the operations that the part meets.
         lines: from each part to the place where it is taken, `file:line`.
         spans: from each part to the same place as (file, first line, last line).
+        heights: from the place of a cut to how many rows each of its parts has, where the code says it.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
@@ -107,6 +108,7 @@ class LayerUse:
     signatures: dict[Part, Signature] = field(default_factory=dict)
     lines: dict[Part, str] = field(default_factory=dict)
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
+    heights: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     unsure: set[Part] = field(default_factory=set)
     changed: str = ""
     overwritten: str = ""
@@ -122,6 +124,7 @@ class LayerUse:
             self.signatures.setdefault(part, set()).update(signature)
         self.lines = {**other.lines, **self.lines}
         self.spans = {**other.spans, **self.spans}
+        self.heights = {**other.heights, **self.heights}
         self.unsure |= other.unsure
         self.escapes |= other.escapes
 
@@ -137,6 +140,18 @@ class LayerUse:
             if len(group) > 1 and len({frozenset(signature) for signature in group.values()}) > 1:
                 return list(group)
         return []
+
+    @property
+    def cut_heights(self) -> tuple[int, ...]:
+        """How many rows the parts of the output have from top to bottom; empty if the code does not say it.
+
+        It does if the whole output is cut at one place, by `chunk` or `split` with numbers.
+        """
+        places = {part[0][0] for part in self.signatures if part}
+        parts = self.cut
+        if len(places) != 1 or not parts or not self.is_sure or any(len(part) > 1 for part in parts):
+            return ()
+        return self.heights.get(places.pop(), ())
 
     @property
     def is_sure(self) -> bool:
@@ -392,6 +407,11 @@ class SourceReader:
             operation[0] in ("layer", "call") or operation[0] in PRODUCTS or self._module_of(operation) is not None
             for operation in self._operations_of(key)
         )
+
+    def feeds_layer(self, key: int) -> bool:
+        """Return whether another layer, or a module with parameters that is no norm, takes a layer's output."""
+        operations = self._operations_of(key)
+        return any(operation[0] == "layer" or self._module_of(operation) is not None for operation in operations)
 
     def readers_of(self, key: int) -> set[int]:
         """Return the `id`s of the modules that take the output of a layer."""

@@ -73,10 +73,15 @@ class Surroundings:
 
     Args:
         model: a model without wrappers.
+
+    Attributes:
+        hidden: the layers whose output goes to another layer, as far as the source of the forward passes tells; empty
+            before it is read.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.hidden: set[nn.Module] = set()
         self._layers: dict[nn.Module, tuple[nn.Module, ...]] = {}
         self._positions: dict[nn.Module, dict[nn.Module, int]] = {}
         self._readers: dict[nn.Module, dict[int, int]] = {}
@@ -506,6 +511,8 @@ def is_called_head(use: Use) -> bool:
     names = use.name.split(".")
     if _HEAD & {*names} or not use.around.output_layers.isdisjoint(use.path):
         return True
+    if use.owner in use.around.hidden:
+        return False  # in many agents `fc` is a hidden layer
     return any(module in use.around.networks and name == "fc" for module, name in zip(use.path, names, strict=False))
 
 

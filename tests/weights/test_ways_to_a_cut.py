@@ -1,0 +1,414 @@
+"""Ways on which a layer's output reaches the place where it is cut, and ways on which a layer is reached: in each the
+parts are matrices of their own, or the weight is kept and named; and what only looks like a cut is one matrix."""
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fire_core import fire_, matrices, muon_groups
+from fire_core.weights import source
+
+D = 8
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*looks fused")
+
+
+@pytest.fixture(autouse=True)
+def _errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "STRICT", True)
+
+
+class Gated(nn.Module):
+    """Layers `first`, `mix` with twice as many rows, and `last`; `body` is the forward pass."""
+
+    def __init__(self, body: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.mix, self.last = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, 4)
+        self.blocks = nn.ModuleList([self.mix])
+        self.body = body
+
+    def forward(self, x: Tensor) -> Any:
+        return self.body(self, x)
+
+    def gate(self, h: Tensor) -> Tensor:
+        a, b = h.chunk(2, -1)
+        return self.last(a * torch.sigmoid(b))
+
+
+CUT: dict[str, Callable[[Any, Tensor], Any]] = {}
+WHOLE: dict[str, Callable[[Any, Tensor], Any]] = {}
+
+
+def cut(body: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    CUT[body.__name__] = body
+    return body
+
+
+def whole(body: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Any]:
+    WHOLE[body.__name__] = body
+    return body
+
+
+# ------------------------------------------------------------------------------------------- how a layer is reached
+@cut
+def by_an_f_string(s: Any, x: Tensor) -> Any:
+    for name in ("ix",):
+        x = getattr(s, f"m{name}")(x)
+    return s.gate(x)
+
+
+@cut
+def by_a_formatted_name(s: Any, x: Tensor) -> Any:
+    return s.gate(getattr(s, "{}ix".format("m"))(x))
+
+
+@cut
+def by_get_submodule(s: Any, x: Tensor) -> Any:
+    return s.gate(s.get_submodule("mix")(x))
+
+
+@cut
+def among_the_children(s: Any, x: Tensor) -> Any:
+    layers = list(s.children())
+    return s.gate(layers[1](layers[0](x)))
+
+
+@cut
+def by_attrgetter(s: Any, x: Tensor) -> Any:
+    return s.gate(operator.attrgetter("mix")(s)(x))
+
+
+@cut
+def in_a_filter(s: Any, x: Tensor) -> Any:
+    for layer in filter(lambda layer: layer.out_features > D, [s.first, *s.blocks]):
+        x = layer(x)
+    return s.gate(x)
+
+
+@cut
+def in_a_chain(s: Any, x: Tensor) -> Any:
+    for layer in itertools.chain([s.first], s.blocks):
+        x = layer(x)
+    return s.gate(x)
+
+
+@cut
+def in_a_reduction(s: Any, x: Tensor) -> Any:
+    return s.gate(functools.reduce(lambda value, layer: layer(value), [s.first, s.mix], x))
+
+
+@cut
+def by_a_partial_function(s: Any, x: Tensor) -> Any:
+    return s.gate(functools.partial(F.linear, weight=s.mix.weight)(x))
+
+
+@cut
+def by_its_named_parameter(s: Any, x: Tensor) -> Any:
+    a, b = (F.linear(x, part) for part in dict(s.named_parameters())["mix.weight"].chunk(2))
+    return s.last(a * b.sigmoid())
+
+
+# ------------------------------------------------------------------------------------------------ statements around it
+@cut
+def behind_a_try(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    try:
+        int("2")
+    except ValueError:
+        return h.mean()
+    else:
+        return s.gate(h)
+
+
+@cut
+def in_a_handler(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    try:
+        h = h.no_such_method()
+    except AttributeError:
+        a, b = h.chunk(2, -1)
+        h = a * b.sigmoid()
+    return s.last(h)
+
+
+@cut
+def in_a_case(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    match len(s.blocks):
+        case 1:
+            return s.gate(h)
+        case _:
+            return h
+
+
+@cut
+def after_a_while(s: Any, x: Tensor) -> Any:
+    h, turns = s.mix(x), 0
+    while turns < 1:
+        turns += 1
+    else:
+        h = s.gate(h)
+    return h
+
+
+# ------------------------------------------------------------------------------------------ between layer and its cut
+@cut
+def over_a_sum_of_positions(s: Any, x: Tensor) -> Any:
+    return s.gate(s.mix(x).sum(-2))
+
+
+@cut
+def over_a_maximum(s: Any, x: Tensor) -> Any:
+    return s.gate(s.mix(x).max(-2).values)
+
+
+@cut
+def over_a_sort_of_positions(s: Any, x: Tensor) -> Any:
+    values, _ = s.mix(x).sort(-2)
+    return s.gate(values)
+
+
+@cut
+def over_a_transposition(s: Any, x: Tensor) -> Any:
+    a, b = s.mix(x).mT.chunk(2, dim=-2)
+    return s.last((a * b.sigmoid()).mT)
+
+
+@cut
+def over_an_operation_that_is_not_known(s: Any, x: Tensor) -> Any:
+    return s.gate(torch.flipud(s.mix(x)))
+
+
+class Halves:
+    """A class whose constructor cuts, as that of a diagonal Gaussian."""
+
+    def __init__(self, h: Tensor) -> None:
+        self.mean, self.scale = torch.chunk(h, 2, dim=-1)
+
+    @property
+    def scaled(self) -> Tensor:
+        return self.mean * self.scale.exp()
+
+
+@cut
+def in_a_constructor(s: Any, x: Tensor) -> Any:
+    return s.last(Halves(s.mix(x)).scaled)
+
+
+class GateFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        a, b = h.chunk(2, -1)
+        ctx.save_for_backward(a, b)
+        return a * b.sigmoid()
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+        a, b = ctx.saved_tensors
+        gate = b.sigmoid()
+        return torch.cat([slopes[0] * gate, slopes[0] * a * gate * (1 - gate)], -1)
+
+
+@cut
+def in_an_autograd_function(s: Any, x: Tensor) -> Any:
+    return s.last(GateFunction.apply(s.mix(x)))
+
+
+# --------------------------------------------------------------------------------------------------------- one matrix
+@whole
+def two_halves_of_the_batch(s: Any, x: Tensor) -> Any:
+    a, b = s.mix(x).chunk(2)
+    return a * b.sigmoid()
+
+
+@whole
+def handlers_that_do_not_cut(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    try:
+        h = h.relu()
+    except RuntimeError:
+        h = h.float().relu()
+    finally:
+        x = x + 1
+    return h
+
+
+@whole
+def a_case_that_does_not_fit(s: Any, x: Tensor) -> Any:
+    match len(s.blocks):
+        case 2:
+            return s.gate(s.mix(x))
+        case _:
+            return s.mix(x)
+
+
+@whole
+def halves_of_a_mean_over_features(s: Any, x: Tensor) -> Any:
+    a, b = s.mix(x).mean(-1).chunk(2, -1)
+    return a * b.sigmoid()
+
+
+def blocks_of(model: nn.Module, name: str) -> list[tuple[str, Any]]:
+    return [(entry.role, entry.rows) for entry in matrices(model) if entry.name == name]
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_each_part_of_a_layer_that_is_cut_is_an_isometry_or_the_weight_is_named(name: str) -> None:
+    torch.manual_seed(0)
+    model = Gated(CUT[name])
+    model(torch.randn(2, 5, D))  # the pass itself runs
+    report = fire_(model, solver="exact")
+    parts = [row for row in report.rows if row.name.startswith("mix.weight")]
+    if not parts:
+        assert "looks fused" in report.kept["mix.weight"].reason
+        return
+    assert [row.shape for row in parts] == [(D, D), (D, D)]
+    for half in model.mix.weight.detach().double().chunk(2):
+        assert torch.allclose(torch.linalg.svdvals(half), torch.ones(D, dtype=torch.float64), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_is_not_cut_along_its_features_is_one_matrix(name: str) -> None:
+    model = Gated(WHOLE[name])
+    model(torch.randn(2, 6, D))
+    assert [rows for _, rows in blocks_of(model, "mix.weight")] == [None]
+
+
+# ------------------------------------------------------------------------------------------------------- whole networks
+class Restoring(nn.Module):
+    """Channels are filtered by a depthwise convolution before they are cut, as in networks that restore images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Conv2d(D, 3 * D, 1)
+        self.filter = nn.Conv2d(3 * D, 3 * D, 3, padding=1, groups=3 * D)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.flatten(2) for part in self.filter(self.qkv(x)).chunk(3, 1))
+        return (q @ k.mT).softmax(-1) @ v
+
+
+class PooledVae(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, D, 3), nn.ReLU(), nn.Conv2d(D, 2 * D, 3))
+        self.decoder = nn.Linear(D, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, log_variance = self.encoder(x).mean((2, 3)).chunk(2, 1)
+        return self.decoder(mean + torch.randn_like(mean) * log_variance.exp())
+
+
+class Agent(nn.Module):
+    """A policy and a value without `forward`, as agents that are written in one file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, D), nn.Tanh(), nn.Linear(D, D), nn.Tanh())
+        self.policy, self.value = nn.Linear(D, 2 * D), nn.Linear(D, 1)
+
+    def get_value(self, x: Tensor) -> Tensor:
+        return self.value(self.body(x))
+
+    def get_action_and_value(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.body(x)
+        mean, log_std = self.policy(h).chunk(2, -1)
+        return torch.distributions.Normal(mean, log_std.exp()).sample(), self.value(h)
+
+
+class Acting(nn.Module):
+    """The forward pass returns what another method cuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, D), nn.ReLU(), nn.Linear(D, 2 * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+    def act(self, x: Tensor) -> Tensor:
+        mean, log_std = self(x).chunk(2, -1)
+        return mean + log_std.exp() * torch.randn_like(mean)
+
+    def init_weights(self) -> None:
+        self.layers[0].weight.data.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("network", "name", "count"),
+    [
+        (Restoring, "qkv.weight", 3),
+        (PooledVae, "encoder.2.weight", 2),
+        (Agent, "policy.weight", 2),
+        (Acting, "layers.2.weight", 2),
+    ],
+)
+def test_networks_whose_cut_is_far_from_the_layer(network: type[nn.Module], name: str, count: int) -> None:
+    assert len(blocks_of(network(), name)) == count
+
+
+def test_what_another_method_writes_to_a_weight_is_no_part_of_the_forward_pass() -> None:
+    assert "layers.0.weight" in {row.name for row in fire_(Acting()).rows}
+
+
+def test_the_outputs_of_methods_are_heads_where_there_is_no_forward_pass() -> None:
+    assert {role for role, _ in blocks_of(Agent(), "value.weight")} == {"head"}
+
+
+class Called(nn.Module):
+    """A hidden layer has the name `fc`, and the output layer has none that says what it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc, self.q = nn.Conv2d(4, D, 4, 2), nn.Linear(D * 9, 32), nn.Linear(32, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.q(F.relu(self.fc(F.relu(self.conv(x)).flatten(1))))
+
+
+def test_a_hidden_layer_called_fc_is_no_head() -> None:
+    model = Called()
+    assert {entry.name: entry.role for entry in matrices(model)} | {"q.weight": "head", "fc.weight": "mlp"} == {
+        entry.name: entry.role for entry in matrices(model)
+    }
+    muon, _ = muon_groups(model)
+    assert [p for group in muon for p in group["params"]] == [model.fc.weight]
+
+
+class Reshaped(nn.Module):
+    """A raw parameter whose rows are no rows of the matrices that are multiplied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(D, 2 * D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w.view(2, D, D)
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def test_a_view_with_rows_of_another_length_is_kept() -> None:
+    with pytest.warns(match="nothing was projected"):
+        report = fire_(Reshaped(), example=torch.randn(5, D))
+    assert "whose rows are not its own" in report.kept["w"].reason
+
+
+@pytest.mark.parametrize("turn", ["roll", "join"])
+def test_a_cut_behind_another_order_of_features_is_not_taken_by_its_numbers(turn: str) -> None:
+    """`hidden` keeps the module from running on random input, so that only the numbers in the code could tell."""
+
+    def body(s: Any, x: Any) -> Any:
+        h = s.mix(x.hidden)
+        h = h.roll(3, -1) if turn == "roll" else torch.cat([h, x.hidden], -1)
+        a, b = h.split([D // 2, 3 * D // 2] if turn == "roll" else [D, 2 * D], -1)
+        return a.sum(-1) * b.exp().sum(-1)
+
+    assert [rows for _, rows in blocks_of(Gated(body), "mix.weight")] == [None]
