@@ -72,6 +72,18 @@ DIFFERENCES = [
     ),
 ]  # fmt: skip
 
+# (words of the README around a mean, with {} where it stands; file; rows; column)
+HALF = "studies/how_far/labels.csv", "setting == 'share 1' and row == 'half'", "online/accuracy"
+MEANS = [
+    ("({} and FIRE's", *HALF),
+    ("and FIRE's {})", HALF[0], HALF[1].replace("half", "fire"), HALF[2]),
+    ("searched coefficients ({}) is ahead", HALF[0], HALF[1].replace("half", "snp"), HALF[2]),
+    ("puts biases back ({})", HALF[0], HALF[1].replace("half", "half_biases"), HALF[2]),
+    ("its return is {} and FIRE's", "studies/how_far/cartpole.csv", "row == 'half'", "task/return"),
+    ("and FIRE's {} of 500", "studies/how_far/cartpole.csv", "row == 'fire'", "task/return"),
+    ("has a training return of {} and", "studies/how_far/cartpole.csv", "row == 'base'", "task/return"),
+]
+
 
 def of_seeds(file: str, rows: str, value: str) -> "pd.Series[float]":
     """The mean of a column over some rows of a file, for each seed (for each run where the file names no seeds)."""
@@ -124,3 +136,10 @@ def test_a_difference_is_that_of_its_rows(words: str, file: str, rows: str, minu
     (written,) = re.findall(pattern, " ".join(README.split()))
     difference = (of_seeds(file, rows, value) - of_seeds(file, minus, value)).mean()
     assert written == like(difference, written)
+
+
+@pytest.mark.parametrize(("words", "file", "rows", "value"), MEANS)
+def test_a_mean_in_the_text_is_that_of_its_rows(words: str, file: str, rows: str, value: str) -> None:
+    pattern = r"([\d.]*\d)".join(re.escape(part) for part in words.split("{}"))
+    (written,) = re.findall(pattern, " ".join(README.split()))
+    assert written == like(of_seeds(file, rows, value).mean(), written)

@@ -209,9 +209,6 @@ class Reader:
             return None, ""
         alone = self._read_alone(use)
         if alone is None or alone.rows != rows or (needs_several and len(alone.blocks) == 1):
-            heights = code.cut_heights if code is not None and needs_several else ()
-            if len(heights) > 1 and sum(heights) == rows:
-                return Cut(tuple((str(i), height) for i, height in enumerate(heights)), role="dense"), ""
             return None, doubt
         return alone, ""
 

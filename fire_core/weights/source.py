@@ -94,7 +94,6 @@ class LayerUse:
         signatures: from each part of its output to the operations that the part meets.
         lines: from each part to the place where it is taken, `file:line`.
         spans: from each part to the same place as (file, first line, last line).
-        heights: from the place of a cut to how many rows each of its parts has, where the code says it.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
@@ -108,7 +107,6 @@ class LayerUse:
     signatures: dict[Part, Signature] = field(default_factory=dict)
     lines: dict[Part, str] = field(default_factory=dict)
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
-    heights: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     unsure: set[Part] = field(default_factory=set)
     changed: str = ""
     overwritten: str = ""
@@ -124,7 +122,6 @@ class LayerUse:
             self.signatures.setdefault(part, set()).update(signature)
         self.lines = {**other.lines, **self.lines}
         self.spans = {**other.spans, **self.spans}
-        self.heights = {**other.heights, **self.heights}
         self.unsure |= other.unsure
         self.escapes |= other.escapes
 
@@ -140,18 +137,6 @@ class LayerUse:
             if len(group) > 1 and len({frozenset(signature) for signature in group.values()}) > 1:
                 return list(group)
         return []
-
-    @property
-    def cut_heights(self) -> tuple[int, ...]:
-        """How many rows the parts of the output have from top to bottom; empty if the code does not say it.
-
-        It does if the whole output is cut at one place, by `chunk` or `split` with numbers.
-        """
-        places = {part[0][0] for part in self.signatures if part}
-        parts = self.cut
-        if len(places) != 1 or not parts or not self.is_sure or any(len(part) > 1 for part in parts):
-            return ()
-        return self.heights.get(places.pop(), ())
 
     @property
     def is_sure(self) -> bool:

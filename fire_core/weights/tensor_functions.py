@@ -37,12 +37,6 @@ KEEP_NUMBERS = words(
     "contiguous clone float half double bfloat16 to type type_as cuda cpu detach dropout data checkpoint_name"
 )
 
-# Functions that may put the features in another order, repeat them or add others.
-REORDER = words(
-    "roll flip pad repeat repeat_interleave channel_shuffle native_channel_shuffle pixel_shuffle pixel_unshuffle fold "
-    "unfold indexed"
-)
-
 # Products of matrices; those that may multiply an input with a weight; those that cut a fused weight themselves.
 PRODUCTS = words(
     "matmul mm bmm einsum baddbmm addmm addbmm mv dot inner outer tensordot scaled_dot_product_attention "

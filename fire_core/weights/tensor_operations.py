@@ -60,7 +60,6 @@ from fire_core.weights.tensor_functions import (
     PRODUCTS_WITH_FUSED_WEIGHT,
     PRODUCTS_WITH_WEIGHT,
     REDUCTIONS,
-    REORDER,
     RETURN_INDICES,
     SECTIONS,
     VIEWS,
@@ -73,7 +72,6 @@ if TYPE_CHECKING:
 
 MOST_ADDED = 8  # layers whose sum is looked at as the output of a network, not as a stream through many blocks
 MOST_TURNS = 4  # of a loop over a known number of turns without modules, and parts of a cut into an unknown number
-SAY_HEIGHTS = words("chunk unsafe_chunk split unsafe_split split_with_sizes unsafe_split_with_sizes")
 CHANGES_NO_NUMBER = words("requires_grad_ detach_ share_memory_")  # methods in place that leave a tensor's numbers
 
 
@@ -142,7 +140,7 @@ class TensorOperations:
         if name in VIEWS:
             return viewed(name, first, args[1:], kwargs, self._feature_count(first))
         if name in KEEP_FEATURES:
-            return with_step(first, name) if name in REORDER else first
+            return first
         if name in REDUCTIONS and (reduced := self._reduced(name, first, args[1:], kwargs)) is not None:
             return reduced
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
@@ -320,10 +318,6 @@ class TensorOperations:
             number = len(sections) + name.endswith("tensor_split")
         if kind == OTHER:
             return [piece] * number if number is not None else SameParts(piece)
-        features = self._feature_count(flow) if kind == FEATURES and name in SAY_HEIGHTS else None
-        if features is not None and not flow.is_joined and flow.steps.isdisjoint(REORDER):
-            for key, _ in flow.origins:
-                self.reader.use_of(key).heights.setdefault(where, part_heights(name, features, sections))
         parts = Parts(flow, where, axis) if name != "unbind" else UnboundParts(flow, where, axis)
         return [self.part_at(parts, i) for i in range(number)] if number is not None else parts
 
@@ -501,7 +495,6 @@ class TensorOperations:
                 flow = self._slice(flow, axis, item, written, node, dim)
                 at += 1
             elif isinstance(item, (Flow, Unknown, Size, list, tuple)):
-                flow = with_step(flow, "indexed")
                 at += isinstance(item, (Flow, list, tuple))  # an index along this axis: what it takes is not known
                 if isinstance(item, Unknown) and axis is not None and axis + 1 < len(flow.axes or ()):
                     # A number takes one place, a tensor of places or a mask leaves an axis or more.
@@ -564,23 +557,6 @@ class TensorOperations:
             if is_last and len(keys := {key for key, part in shape.tensor.origins if not part}) == 1:
                 return self.reader.rows.get(keys.pop(), Size())
         return Size(index if isinstance(index, int) and index >= 0 else None)
-
-
-def part_heights(name: str, rows: int, sections: Any) -> tuple[int, ...]:
-    """Return how many rows each part has that `chunk` or `split` makes; empty if the numbers do not say it.
-
-    Args:
-        name: name of the function.
-        rows: how many rows are cut.
-        sections: the number of parts, or for `split` the rows of each part or of all.
-    """
-    if isinstance(sections, (tuple, list)):
-        return tuple(sections) if all_ints(sections) and sum(sections) == rows else ()
-    if not isinstance(sections, int) or sections < 1 or rows % sections:
-        return ()
-    if name.endswith("chunk"):
-        return (rows // sections,) * sections
-    return (sections,) * (rows // sections) if name.endswith("split") else ()
 
 
 def slice_key(item: slice, written: ast.AST) -> tuple[Any, ...]:
