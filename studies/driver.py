@@ -7,6 +7,8 @@
     python -m studies.driver how_far smoke               each row once at scale=smoke; writes nothing but run folders
     python -m studies.driver pause | resume              stop the processes of a queue on this machine, let them go on
 
+`queue` commits the tables to the current branch: what a search chose before its report begins, and the rows.
+
 A study is data: a module `studies/<name>.py` with `STREAMS`. Tables are in docs/studies/<name>/ and are written after
 each run; a run that has a line in them is not repeated. An unfinished run resumes from runs/studies/<name>/<CPU>, so
 that no run begins on one kind of CPU and ends on another.

@@ -147,7 +147,7 @@ def check_muon(
     """
     read = matrices(model, **options)
     holders = list(holders_of(optimizer_or_groups))
-    checker = _Checker(model, read, holders, weights_by_master(model, optimizer_or_groups, holders))
+    checker = _Checker(model, read, holders, weights_by_master(model, holders))
     return checker.report()
 
 
@@ -196,7 +196,7 @@ class _Checker:
                 problems += self._check_under_muon(p, holder)
             if places and not by_muon and is_hidden(p, self.entries.get(p, []), self.outside):
                 message = "is a hidden matrix, and Muon does not train it"
-                problems.append(self._problem("note", "adam", p, message, self._line_to_muon(p, places[0][0])))
+                problems.append(self._problem("note", "adam", p, message, self._line_to_muon(places[0][0])))
             if places:
                 (report.muon if by_muon else report.other).append(clean_name(self.paths[id(p)]))
             report.count += sum(_count_and_shape(entry)[0] for entry in self.entries.get(p, [])) if by_muon else 0
@@ -434,7 +434,7 @@ class _Checker:
         is_there = any(q is p for other in self.others for q in other.parameters)
         return remove if is_there else f"{remove}; {self.others[0].place}.append(p)"
 
-    def _line_to_muon(self, p: Tensor, holder: Holder) -> str:
+    def _line_to_muon(self, holder: Holder) -> str:
         """Return the line that has Muon train a parameter which another optimizer trains: it builds all groups anew."""
         muon = next((h for h in self.holders if any(map(h.trains_by_muon, h.parameters))), None)
         return self._line_to_rebuild(muon if muon is not None else holder)

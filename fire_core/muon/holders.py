@@ -193,7 +193,7 @@ def _parameters_of_group(group: Mapping[str, Any], number: int) -> list[Tensor]:
     return tensors
 
 
-def weights_by_master(model: nn.Module, given: Any, holders: list[Holder]) -> dict[int, Tensor]:
+def weights_by_master(model: nn.Module, holders: list[Holder]) -> dict[int, Tensor]:
     """Return the weight for each copy of full precision that an optimizer trains in its place, by the copy's `id`.
 
     There are none if all parameters of the groups are the model's, or if it is unclear which weight a copy is of. Flat

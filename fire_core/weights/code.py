@@ -103,14 +103,25 @@ def method_of(module: nn.Module, name: str, after: type | None = None) -> tuple[
         name: name of the method.
         after: search only the classes behind this one in the method resolution order, as `super()` does.
     """
-    ancestors = type(module).__mro__
-    if after is not None:
-        ancestors = ancestors[ancestors.index(after) + 1 :] if after in ancestors else ()
-    elif name in vars(module):
+    if after is None and name in vars(module):
         attribute = vars(module)[name]
         if inspect.ismethod(attribute) and attribute.__self__ is module:
             return attribute.__func__, type(module)
         return attribute, None
+    return function_of_class(type(module), name, after)
+
+
+def function_of_class(kind: type, name: str, after: type | None = None) -> tuple[Any, type | None]:
+    """Return an attribute of a class as it is defined, and the class that defines it; (None, None) if there is none.
+
+    Args:
+        kind: the class.
+        name: name of the attribute.
+        after: search only the classes behind this one, as `super()` does.
+    """
+    ancestors = kind.__mro__
+    if after is not None:
+        ancestors = ancestors[ancestors.index(after) + 1 :] if after in ancestors else ()
     for ancestor in ancestors:
         if name in vars(ancestor):
             return vars(ancestor)[name], ancestor

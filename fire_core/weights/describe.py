@@ -31,7 +31,8 @@ from fire_core.weights.code import forward_of, is_torchs
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
 from fire_core.weights.output_layers import output_weights
-from fire_core.weights.read import convolves_backwards, equals_plain, multiplies_by_stored, read_module, read_pass
+from fire_core.weights.own_forward import convolves_backwards, equals_plain, multiplies_by_stored
+from fire_core.weights.read import read_module, read_pass
 from fire_core.weights.source import LayerUse, SourceReader
 from fire_core.weights.topology import FUSED, Use, input_count, projections_in_name, unwrap
 
@@ -205,7 +206,7 @@ class Reader:
         if seen is not None and (len(seen.blocks) > 1 or not needs_several):
             return seen, ""
         doubt = doubt or _doubt(code, use, rows)
-        if not doubt and _is_read(code):
+        if not doubt and code is not None and not code.is_lost:
             return None, ""
         alone = self._read_alone(use)
         if alone is None or alone.rows != rows or (needs_several and len(alone.blocks) == 1):

@@ -173,7 +173,7 @@ class Instance:
 class Super:
     """The value of `super()` in a method of `owner`, which searches the classes behind `after`."""
 
-    owner: nn.Module
+    owner: nn.Module | Instance
     after: type
 
 

@@ -49,16 +49,15 @@ from fire_core.weights.flows import (
     tensors_in,
     weights_in,
 )
+from fire_core.weights.method_calls import MethodCalls
 from fire_core.weights.python_calls import GETTERS, PythonCalls, is_pythons, truth_of
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
 from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
-from fire_core.weights.topology import is_layer, words
 
 if TYPE_CHECKING:
     from fire_core.weights.source import SourceReader
 
 MOST_PLAIN_ITEMS = 64  # of a range, or of a list that is repeated
-LOOK_UP = words("children named_children modules named_modules parameters named_parameters get_submodule get_parameter")
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
@@ -87,6 +86,7 @@ class FunctionReading:
         self.returned: list[Any] = []
         self.tensors = TensorOperations(reader, context)
         self.pythons = PythonCalls(self)
+        self.methods = MethodCalls(self)
         self._bind_arguments(node.args, list(args), dict(kwargs))
 
     def _bind_arguments(self, spec: ast.arguments, args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -554,7 +554,7 @@ class FunctionReading:
         if isinstance(owner, Super):
             return Method(owner, name)
         if isinstance(owner, Instance):
-            return self._attribute_of_instance(owner, name)
+            return self.methods.attribute_of_instance(owner, name)
         if isinstance(owner, (Flow, Unknown, Weight, Parts, Size)):
             if name == "shape":
                 return Shape(owner)
@@ -619,7 +619,7 @@ class FunctionReading:
         if isinstance(owner, Weight):
             return self.tensors.index_weight(owner, index, node)
         if isinstance(owner, Instance):
-            return self._call_method_of_instance(owner, getattr(owner.kind, "__getitem__", None), [index])
+            return self.methods.call(Method(owner, "__getitem__"), [index], {}, node)
         return Unknown()
 
     def _item_at(self, owner: Any, index: Any) -> Any:
@@ -668,7 +668,7 @@ class FunctionReading:
         if isinstance(callee, Inner):
             return self.reader.call_function(callee.node, {**self.outer, **callee.names}, args, kwargs, callee.context)
         if isinstance(callee, Method):
-            return self._call_method(callee, args, kwargs, node)
+            return self.methods.call(callee, args, kwargs, node)
         if isinstance(callee, functools.partial):
             return self.call_value(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs}, node)
         if isinstance(callee, Partial):
@@ -678,7 +678,7 @@ class FunctionReading:
         if inspect.ismethod(callee) and isinstance(callee.__self__, nn.Module):
             return self.call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
         if isinstance(callee, Instance):
-            return self._call_method(Method(callee, "__call__"), args, kwargs, node)
+            return self.methods.call(Method(callee, "__call__"), args, kwargs, node)
         function, before = python_of(callee)
         if function is not None and (source := source_of(function)) is not None:
             args = [*[Unknown()] * before, *args]
@@ -687,7 +687,7 @@ class FunctionReading:
         is_of_torch = is_torchs(callee) and not is_foreign_operator(callee) and (function is None)
         if is_of_torch or package in ("einops", "_operator"):
             self.tensors.record_write(name, args, kwargs, node)
-            return self._call_torch(name.strip("_"), args, kwargs, node)
+            return self.call_torch(name.strip("_"), args, kwargs, node)
         if is_pythons(callee):
             return self.pythons.call(callee, args, node)
         if callee is functools.partial and args:
@@ -695,7 +695,7 @@ class FunctionReading:
         if callee in GETTERS and all(isinstance(arg, PLAIN_TYPES) for arg in args):
             return callee(*args)
         if isinstance(callee, type):
-            if flows_in(arguments) and (made := self._made(callee, args, kwargs)) is not None:
+            if flows_in(arguments) and (made := self.methods.made(callee, args, kwargs)) is not None:
                 return made
             self.reader.escape([arguments, list(kwargs)], "call", callee.__name__)
             return Unknown()
@@ -709,147 +709,17 @@ class FunctionReading:
         for slot, value in enumerate(arguments):
             self.reader.escape(value, "call", name or id(callee), slot)
         for weight in weights_in(arguments):
-            self.reader.use_of(weight.key).escapes = True
+            use = self.reader.use_of(weight.key)
+            use.escapes = use.is_lost = True
         return Unknown(notes=notes)
 
-    def _made(self, kind: type, args: list[Any], kwargs: dict[str, Any]) -> Instance | None:
-        """Return an object of a class whose constructor can be read; None for any other class."""
-        function = kind.__init__  # type: ignore[misc]
-        if issubclass(kind, (nn.Module, Tensor, BaseException)) or not inspect.isfunction(function):
-            return None
-        if is_torchs(function) or (source := source_of(function)) is None:
-            return None
-        made = Instance(kind)
-        context = Context(file_of(function), kind)
-        self.reader.call_function(source, outer_names(function), [made, *args], kwargs, context)
-        return made
-
-    def _attribute_of_instance(self, owner: Instance, name: str) -> Any:
-        """Return an attribute of an object that the code has made: what it holds, a property's value or a method."""
-        if name in owner.attributes:
-            return owner.attributes[name]
-        value = inspect.getattr_static(owner.kind, name, None)
-        if isinstance(value, property):
-            return self._call_method_of_instance(owner, value.fget, [])
-        if isinstance(value, staticmethod):
-            return value.__func__
-        return Method(owner, name) if inspect.isfunction(value) else copied_containers(value) or Unknown()
-
-    def _call_method_of_instance(self, owner: Instance, function: Any, args: list[Any], **kwargs: Any) -> Any:
-        """Return what a method of an object that the code has made returns."""
-        source = source_of(function) if inspect.isfunction(function) and not is_torchs(function) else None
-        if source is None:
-            self.reader.escape([owner, *args, *kwargs.values()], "call", getattr(function, "__name__", ""))
-            return Unknown()
-        context = Context(file_of(function), owner.kind)
-        return self.reader.call_function(source, outer_names(function), [owner, *args], kwargs, context)
-
-    def _call_method(self, method: Method, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """Return what a method returns, by what it belongs to."""
-        owner, name = method.owner, method.name
-        if isinstance(owner, Super):
-            return self._call_super(owner, name, args, kwargs, node)
-        if isinstance(owner, nn.Module):
-            return self._call_method_of_module(owner, name, args, kwargs, node)
-        if isinstance(owner, Instance):
-            return self._call_method_of_instance(owner, getattr(owner.kind, name, None), args, **kwargs)
-        if isinstance(owner, list):
-            return self._call_method_of_list(owner, name, args)
-        if isinstance(owner, dict):
-            if name in ("items", "values", "keys"):
-                return list(getattr(owner, name)())
-            takes_item = name in ("get", "pop") and args and isinstance(args[0], str)
-            return owner.get(args[0], Unknown()) if takes_item else Unknown()
-        if isinstance(owner, (Shape, tuple)):
-            return Size()
-        self.tensors.record_write(name, [owner, *args], kwargs, node)
-        return self._call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
-
-    def _call_torch(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
+    def call_torch(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return the result of a function of torch, or of a method of the tensor `args[0]`."""
         name = OTHER_NAMES.get(name, name)
         if name == "checkpoint" and args and callable_value(args[0]):
             of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
             return self.call_value(args[0], args[1:], of_function, node)
         return self.tensors.call(name, args, kwargs, node)
-
-    def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:
-        """Do to a list what its method does, and return the method's value.
-
-        An item whose index is not known is inserted at the front; one to pop is taken from the end.
-        """
-        if name == "append" and args:
-            owner.append(args[0])
-        elif name == "extend" and args:
-            owner += self.items_of(args[0]) or [Rest()]
-        elif name == "insert" and len(args) > 1:
-            owner.insert(args[0] if isinstance(args[0], int) else 0, args[1])
-        elif name == "pop" and owner:
-            is_known = args and isinstance(args[0], int) and -len(owner) <= args[0] < len(owner)
-            return owner.pop(args[0] if is_known else -1)
-        return Unknown()
-
-    def _call_super(self, owner: Super, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
-        """Return what a method that was found by `super()` returns."""
-        function, where = method_of(owner.owner, name, after=owner.after)
-        if function is None:
-            return Unknown()
-        if is_torchs(function):
-            return self._call_torch_forward(owner.owner, args, kwargs) if name in ("forward", "__call__") else Unknown()
-        source = source_of(function)
-        if source is None:
-            self.reader.escape([*args, *kwargs.values()], "call", name)
-            return Unknown()
-        context = Context(file_of(function), where, owner.owner)
-        return self.reader.call_function(source, outer_names(function), [owner.owner, *args], kwargs, context)
-
-    def _call_torch_forward(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Return what torch's own forward pass returns within that of a subclass; it uses the weights as always."""
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                use = self.reader.use_of(id(parameter))
-                use.calls, use.multiplied, use.fused_by_torch = use.calls + 1, use.multiplied + 1, True
-        self.reader.meet([*args, *kwargs.values()], "layer", id(module))
-        if is_layer(module) and (weight := module._parameters.get("weight")) is not None:
-            return self.reader.output_of(id(weight), module, args[0] if args else None)
-        returns_pair = isinstance(module, (nn.MultiheadAttention, nn.LSTMCell, nn.RNNBase))
-        return (Unknown(), Unknown()) if returns_pair else Unknown()
-
-    def _call_method_of_module(
-        self, module: nn.Module, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST
-    ) -> Any:
-        """Return what a module's method returns: its forward pass, its children, or its own code's value."""
-        is_list = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential)) and is_torchs(type(module))
-        if is_list and name in ("items", "values", "keys"):
-            return list(getattr(module._modules, name)())
-        if name in ("forward", "__call__"):
-            return self.reader.call_module(module, args, kwargs, node)
-        if name in LOOK_UP and is_torchs(method_of(module, name)[0]):
-            return self._look_up(module, name, args)
-        function, where = method_of(module, name)
-        inside: list[Any] = [module]
-        if isinstance(function, classmethod):
-            function, inside = function.__func__, [type(module)]
-        if function is None or is_torchs(function):
-            self.reader.escape([*args, *kwargs.values()], "call", name)
-            return Unknown()
-        if not inspect.isfunction(inspect.unwrap(function)) or (source := source_of(function)) is None:
-            self.reader.escape([*args, *kwargs.values()], "call", name)
-            return Unknown()
-        context = Context(file_of(function), where, module)
-        return self.reader.call_function(source, outer_names(function), [*inside, *args], kwargs, context)
-
-    def _look_up(self, module: nn.Module, name: str, args: list[Any]) -> Any:
-        """Return what torch's own methods find in a module: its parts, its parameters, or one of them by its name."""
-        if name.startswith("get_"):
-            path = args[0].split(".") if args and isinstance(args[0], str) else None
-            return Unknown() if path is None else functools.reduce(self.attribute_of, filter(None, path), module)
-        found = list(getattr(module, name)())
-        if "parameters" not in name:
-            return found
-        values = [value[1] if name.startswith("named_") else value for value in found]
-        weights = [Weight(id(value)) if value.ndim > 1 else Unknown() for value in values]
-        return [(pair[0], weight) for pair, weight in zip(found, weights, strict=True)] if "named_" in name else weights
 
 
 def _is_item_pair(pair: Any) -> bool:

@@ -13,8 +13,10 @@ To tell different tensors apart, every tensor has a number: two tensors have the
 the same tensors computes them. What a part was scaled by or added to is first recorded in a `Note` on the result. The
 note counts as soon as the result is used, and is dropped if the parts are put together again.
 
-`flows.py` has the values that replace tensors, `axes.py` what views do to their axes, `reading.py` the statements and
-expressions of one function, and `tensor_functions.py` the names of torch's functions. Here is what is recorded.
+`flows.py` has the values that replace tensors, `axes.py` what views do to their axes, `code.py` the syntax trees,
+`reading.py` the statements and expressions of one function, `method_calls.py` and `python_calls.py` what methods and
+Python's own functions give, `tensor_operations.py` what torch's give, and `tensor_functions.py` their names. Here is
+what is recorded.
 """
 
 from __future__ import annotations
@@ -98,6 +100,8 @@ class LayerUse:
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
         escapes: whether the output is used where it cannot be followed.
+        is_lost: whether it is used there by the model's own code, or no code that calls the layer was found. False if
+            it only goes to the caller of the model.
     """
 
     calls: int = 0
@@ -111,6 +115,7 @@ class LayerUse:
     changed: str = ""
     overwritten: str = ""
     escapes: bool = False
+    is_lost: bool = False
 
     def take_parts_of(self, other: LayerUse) -> None:
         """Add what another function does with the output of the layer, but not what it does to the weight."""
@@ -124,6 +129,7 @@ class LayerUse:
         self.spans = {**other.spans, **self.spans}
         self.unsure |= other.unsure
         self.escapes |= other.escapes
+        self.is_lost |= other.is_lost
 
     @property
     def cut(self) -> list[Part]:
@@ -191,6 +197,8 @@ class SourceReader:
             if any(True for _ in module.parameters()):
                 if module not in self._entered:
                     self._start_from(partial(self.call_module, module, [Unknown()], {}, None))
+                    if is_layer(module) and (weight := module._parameters.get("weight")) is not None:
+                        self.use_of(id(weight)).is_lost = True
                 if not is_of_library(type(module)):
                     self._read_other_methods(module)
 
@@ -274,7 +282,9 @@ class SourceReader:
         self.meet(value, *operation)
         for flow in flows_in(value):
             for key, _ in flow.origins:
-                self.use_of(key).escapes = True
+                use = self.use_of(key)
+                use.escapes = True
+                use.is_lost |= operation[:1] != ("returned",)
 
     def number(self, value: Any) -> int:
         """Return the number of a value; two values share it if the same expression of the same values computes them."""
