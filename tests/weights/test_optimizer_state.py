@@ -409,3 +409,54 @@ def test_a_reset_in_place_leaves_no_history_of_gradients() -> None:
         slow = optimizer.state[p]["slow_buffer"]
         assert torch.equal(slow, p)
         assert not slow.requires_grad
+
+
+class ByKind(torch.optim.Optimizer):
+    """An optimizer without options of its own, whose step reads how each group is trained from the group."""
+
+    def __init__(self, groups: Any) -> None:
+        super().__init__(groups, defaults={})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                momentum = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                momentum.mul_(group["momentum"]).add_(p.grad)
+                scale = {"sign": momentum.sign(), "plain": momentum}[group["kind"]]
+                p.sub_(scale, alpha=group["lr"])
+
+
+def test_an_optimizer_that_needs_the_entries_of_its_groups_is_reset() -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    optimizer = ByKind(
+        [
+            {"params": list(model[0].parameters()), "kind": "sign", "lr": 0.01, "momentum": 0.9},
+            {"params": list(model[1].parameters()), "kind": "plain", "lr": 0.1, "momentum": 0.5},
+        ]
+    )
+    for _ in range(3):
+        model(torch.randn(6, 4)).square().sum().backward()
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fire_(model, optimizer=optimizer, solver="exact")
+    assert not any("momentum_buffer" in optimizer.state[layer.weight] for layer in model)
+    assert all("momentum_buffer" in optimizer.state[layer.bias] for layer in model)
+
+
+def test_an_error_while_an_optimizer_is_learnt_leaves_no_act_without_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("of a class of one's own")
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    optimizer = ByKind([{"params": list(model.parameters()), "kind": "plain", "lr": 0.1, "momentum": 0.5}])
+    model(torch.randn(6, 4)).square().sum().backward()
+    optimizer.step()
+    monkeypatch.setattr("fire_core.weights.optimizer_state.Rehearsal", fail)
+    with pytest.warns(FireWarning, match="ZeroDivisionError: of a class of one's own"):
+        fire_(model, optimizer=optimizer)
+    for layer in model:
+        assert not any(bool(value.any()) for value in optimizer.state.get(layer.weight, {}).values())
