@@ -85,7 +85,8 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
         return pd.DataFrame()
     runs = [run for groups in by_method.values() for name in common for run in groups[name].runs]
     key = NORMALISED if all(NORMALISED in run.history for run in runs) else None
-    base = by_method.get("base")
+    bases = [groups for groups in by_method.values() if groups[common[0]].method == "base"]
+    base = bases[0] if len(bases) == 1 else None
     rows = []
     for groups in by_method.values():
         group = groups[common[0]]

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis import streams
 from analysis.boundaries import split, trigger_of
-from analysis.differences import by_number, differences, looks
+from analysis.differences import by_number, deviations, differences, looks
 from analysis.forms import label_of_config
 
 # History key -> (axis label, whether more is better). A run's main metric is the first one that its history has;
@@ -41,6 +41,7 @@ LARGEST = 1e30  # a value beyond it cannot be drawn
 ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
 )  # fmt: skip
+AT_FIRST = ("boundary", "auto")  # what the trigger and the options of `boundary` are where nobody has set them
 FULL_RESETS = ("full_reset", "fresh")  # methods after which nothing of earlier phases is left
 
 
@@ -171,6 +172,13 @@ class Run:
         if isinstance(method, dict) and (when := trigger_of(with_whole_numbers(self.config))) != "boundary":
             method = {**method, "trigger": when}
         return json.dumps(with_whole_numbers(method), sort_keys=True, default=str)
+
+    @property
+    def acts(self) -> dict[str, Any]:
+        """When the method acts (`trigger`), and what restarts then (the options of `boundary`)."""
+        config = with_whole_numbers(self.config)
+        boundary = config.get("boundary")
+        return (boundary if isinstance(boundary, dict) else {}) | {"trigger": trigger_of(config)}
 
     @property
     def is_stream(self) -> bool:
@@ -327,7 +335,9 @@ class Group:
     """The runs of one variant of a method in one setting: they differ by seed."""
 
     method: str
-    detail: str  # options that distinguish this variant from others of the method; empty if it is the only one
+    # Options that distinguish this variant from others of the method, and its trigger and what restarts at boundaries
+    # where these are not as in the other groups; empty if there are none.
+    detail: str
     place: tuple[int, int]  # indices of its colour and its dash among them, see `differences.looks`
     runs: list[Run]
 
@@ -453,4 +463,12 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
         configs = [short_digests(json.loads(variant)) for variant in ordered]
         for variant, detail, place in zip(ordered, differences(configs), looks(configs), strict=True):
             groups.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
-    return groups
+    differing = deviations([group.runs[0].acts for group in groups], AT_FIRST)
+    return [with_acts(group, acts) for group, acts in zip(groups, differing, strict=True)]
+
+
+def with_acts(group: Group, acts: dict[str, str]) -> Group:
+    """Return a group whose detail also names these options of its acts."""
+    named = {part.partition("=")[0] for part in group.detail.split(", ")}
+    notes = [f"{key}={value}" for key, value in acts.items() if key not in named]
+    return replace(group, detail=", ".join(filter(None, [group.detail, *notes])))

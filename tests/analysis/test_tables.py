@@ -118,6 +118,15 @@ def test_rl_table_takes_normalised_scores_and_the_environments_all_share(tmp_pat
     assert frame.loc["FIRE", "P(better than base)"].mean == 1
 
 
+def test_rl_table_compares_with_base_whatever_restarts_with_it(tmp_path):
+    for method, optimizer in (("base", "keep"), ("fire", "auto")):
+        rows = [{"step": 1, "eval/return": 1.0}]
+        write_run(tmp_path, method, metric="eval/return", rows_=rows, boundary={"optimizer": optimizer})
+    frame = rl.table([only_setting(tmp_path)]).set_index("method")
+    assert list(frame.index) == ["Base (optimizer=keep)", "FIRE"]
+    assert frame.loc["FIRE", "P(better than base)"].mean == 0.5
+
+
 def test_tables_of_agents_have_both_returns_and_best_is_of_what_came_after_the_act(tmp_path):
     """A best value of the first half, which all methods share, says nothing of a method."""
     returns = zip((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5), (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 7.0), strict=True)
