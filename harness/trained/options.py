@@ -44,7 +44,7 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
     group_choices = []
     for group in groups_of(name):
         node = values.get(group)
-        if isinstance(node, dict) and "_target_" in node:
+        if isinstance(node, dict) and targets_below(node):
             group_choices.append(f"{group}={choice_of(group, node, name, config_dir, file)}")
     overrides = [*group_choices, *(["tuned=none"] if "tuned" in values else [])]
     config = without_hydra(compose_with_hydra(name, overrides, config_dir))
@@ -81,9 +81,11 @@ def read_values(file: Path) -> dict[str, Any]:
 def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file: Path) -> str:
     """Return the choice of a config group that builds a run's `_target_`, preferably the one of the run's `name`.
 
+    A choice that has no target of its own, such as a pair of data sets, has to build all those below it.
+
     Args:
         group: the config group, such as `model`.
-        node: the run's options of this group, with `_target_`.
+        node: the run's options of this group, with `_target_` in it or below it.
         program: name of the program.
         config_dir: a folder with further choices, or None.
         file: the run's config.yaml, for the message.
@@ -91,15 +93,17 @@ def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file
     Raises:
         ConfigError: no choice builds this target.
     """
-    target, name = node["_target_"], node.get("name")
+    name = node.get("name")
+    targets = {str(node["_target_"])} if "_target_" in node else targets_below(node)
     of_config_dir = sorted(path.stem for path in (config_dir / group).glob("*.yaml")) if config_dir else []
     all_choices = (*of_config_dir, *choices(group, program))
-    matching = [choice for choice in all_choices if target in targets_of(group, choice, config_dir)]
+    matching = [choice for choice in all_choices if targets <= targets_of(group, choice, config_dir)]
     if not matching:
         where = "conf" if config_dir is None else f"conf or {config_dir}"
         by = "load(folder, config_dir='mine'), in a command with config_dir=mine"
+        shown = ", ".join(sorted(targets))
         hint = "" if config_dir else f"; one made with --config-dir=mine is loaded by {by}"
-        raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={target}{hint}")
+        raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={shown}{hint}")
     return name if name in matching else matching[0]
 
 
@@ -134,7 +138,7 @@ def put(config: DictConfig, values: Mapping[str, Any], file: Path, parent: str =
         if key.startswith("_"):
             if config[key] != value:
                 raise ConfigError(f"{file}: {option}={value} is not what this installation has there, {config[key]}")
-        elif isinstance(value, dict) and inner and not ("_target_" in config and is_value(inner)):
+        elif isinstance(value, dict) and inner and ("_target_" not in config or targets_below(inner)):
             put(inner, value, file, option, in_target="_target_" in config and "_target_" not in inner)
         else:
             if any(part.startswith("_") for path, _ in leaves({key: value}) for part in path.split(".")):
@@ -173,10 +177,9 @@ def is_required(parameter: inspect.Parameter) -> bool:
     return parameter.default is inspect.Parameter.empty and parameter.kind != inspect.Parameter.VAR_KEYWORD
 
 
-def is_value(node: DictConfig) -> bool:
-    """Return whether a mapping among the arguments of a target is a value: it has nothing to build in it."""
-    names = (path for path, _ in leaves(OmegaConf.to_container(node)))
-    return not any(name.rpartition(".")[2] == "_target_" for name in names)
+def targets_below(node: Mapping[str, Any]) -> set[str]:
+    """Return the value of each `_target_` in nested options."""
+    return {str(value) for path, value in leaves(node) if path.rpartition(".")[2] == "_target_"}
 
 
 def options_at(config: DictConfig, key: str) -> DictConfig | None:
@@ -190,6 +193,7 @@ def options_at(config: DictConfig, key: str) -> DictConfig | None:
 
 def leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) for each plain value in nested mappings and lists."""
+    values = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
     pairs = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     if not isinstance(values, dict | list):
         yield name, values

@@ -161,6 +161,7 @@ def test_a_folder_that_lacks_something_is_one_line(finished: Path, tmp_path: Pat
         (VISION, ("~optimizer.fused",)),
         (VISION, ("method=chain", "method.of=fire+snp", "+method.parts.snp.layout={conv:project}")),
         (LANGUAGE, ("dataset=wikitext103", "++dataset.expected_tokens={mine:5}", "~dataset.expected_tokens.gpt2")),
+        (LANGUAGE, ("dataset=wiki_then_owt", "~dataset.second.revision")),  # a pair without a target of its own
         (SAC, ("+env.options.healthy_reward=2",)),
     ],
 )
