@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis import streams
 from analysis.boundaries import split, trigger_of
-from analysis.differences import by_number, deviations, differences, looks
+from analysis.differences import by_number, deviations, differences, flatten, looks
 from analysis.forms import label_of_config
 
 # History key -> (axis label, whether more is better). A run's main metric is the first one that its history has;
@@ -35,6 +35,7 @@ DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/retu
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
 MEASURING = ("metrics", "eval_batch_size")  # options of measuring: runs that differ only in them train alike
+RECORDING = ("paths", "tracker")  # options of where a run is recorded
 DIGEST = re.compile("[0-9a-f]{64}")
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
@@ -321,8 +322,24 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
             continue
         first = selected.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:
-            left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
+            left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}{except_for(run, first)}"))
     return sorted(selected.values(), key=lambda r: r.source), left_out
+
+
+def except_for(run: Run, other: Run) -> str:
+    """Return the options in which a run differs from a duplicate of it, ` but for threads=2 (there 1)`; mostly empty.
+
+    Such options are those of how a run is executed or measured. Those of where it is recorded are not named.
+    """
+    flats = []
+    for each in (run, other):
+        described = (each.identity or {}).get("method")  # of a chain its own methods alone
+        config = with_whole_numbers(each.config | ({"method": described} if described else {}))
+        flats.append(dict(flatten({key: value for key, value in config.items() if key not in RECORDING})))
+    own, others = flats
+    keys = [key for key in own | others if str(own.get(key)) != str(others.get(key))]
+    texts = [f"{key}={own.get(key)} (there {others.get(key)})" for key in keys]
+    return f" but for {', '.join(texts)}" if texts else ""
 
 
 def bounds_of(metric: str) -> tuple[float, float]:

@@ -105,6 +105,27 @@ AUTO = {"optimizer": "auto", "target": "auto"}
 
 
 @pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threads": 2}, " but for threads=2 (there 1)"),
+        ({"metrics": "off", "threads": 4}, " but for metrics=off (there full), threads=4 (there 1)"),
+        ({"deterministic": False}, " but for deterministic=False (there None)"),  # older runs have no such option
+        ({"paths": {"runs": "elsewhere"}, "tracker": None, "lr": 1.0}, ""),
+    ],
+)
+def test_of_a_duplicate_it_is_said_what_differs(tmp_path, options, says):
+    shared = {"threads": 1, "metrics": "full", "lr": 1}
+    first = write_run(tmp_path, "fire", 0, name="a", n=30, **shared)
+    write_run(tmp_path, "fire", 0, name="b", n=20, **shared | options)
+    for config in tmp_path.rglob("config.yaml"):
+        values = yaml.safe_load(config.read_text())
+        kept = {key: values[key] for key in ("method", "benchmark", "dataset", "model", "seed", "lr")}
+        config.with_name("identity.json").write_text(json.dumps({"run": kept}))
+    (left_out,) = load([str(tmp_path)])[1]
+    assert left_out.reason == f"duplicate: same config as {first}{says}"
+
+
+@pytest.mark.parametrize(
     ("options", "labels"),
     [
         ({"base": {}, "fire": {"trigger": {"name": "none"}}}, ["Base", "FIRE (trigger=none)"]),
