@@ -1,6 +1,7 @@
 """Find the options by which configurations differ, for labels, colours and order."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,24 @@ def differences(configs: Iterable[Any]) -> list[str]:
         options = [f"{key.split('.')[-1]}={flat[key]}" for key in sufficient if key in flat]
         texts.append(", ".join(options + more))
     return texts
+
+
+def deviations(configs: Sequence[dict[str, Any]], usual: Sequence[str] = ()) -> list[dict[str, str]]:
+    """Return for each flat config the options in which it is not as the others, with its values; mostly none.
+
+    The others have the usual value if any config has it, else the one that most configs have. An option that a config
+    lacks is not compared.
+
+    Args:
+        configs: the configs, without nested ones.
+        usual: values that options have where nobody has set them.
+    """
+    expected = {}
+    for key in dict.fromkeys(key for config in configs for key in config):
+        values = [str(config[key]) for config in configs if key in config]
+        most_common, _ = Counter(values).most_common(1)[0]
+        expected[key] = next((value for value in usual if value in values), most_common)
+    return [{key: str(value) for key, value in config.items() if str(value) != expected[key]} for config in configs]
 
 
 def distinguishing_keys(flats: Sequence[dict[str, Any]]) -> tuple[list[str], list[str]]:

@@ -38,12 +38,14 @@ class Panel:
             return (self.benchmark, self.what) == ("language", starting_checkpoint(setting))
         return (self.benchmark, self.what) == ("rl", setting.dataset)
 
-    def choose(self, settings: Sequence[Setting]) -> Setting | None:
-        """Return the setting to show, preferably of the panel's model, then with most runs; None if none fits."""
+    def fitting(self, settings: Sequence[Setting]) -> list[Setting]:
+        """Return the settings that fit, first the one to show: preferably of the panel's model, then with most runs."""
         fitting = [setting for setting in settings if self.fits(setting)]
-        runs = [sum(len(group.runs) for group in setting.groups) for setting in fitting]
-        order = sorted(zip(fitting, runs, strict=True), key=lambda p: (p[0].model != self.model, -p[1]))
-        return order[0][0] if order else None
+        return sorted(fitting, key=lambda setting: (setting.model != self.model, -len(setting.runs)))
+
+    def choose(self, settings: Sequence[Setting]) -> Setting | None:
+        """Return the setting to show; None if none fits."""
+        return next(iter(self.fitting(settings)), None)
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette,
             ax.set_ylabel("")
         if any(other is not None and other.x == setting.x for other in below):
             ax.set_xlabel("")
-    plotting.add_words(figure, footer(grid, shown, missing), page=columns > 1)
+    fitting = [panel.fitting(settings) for row in grid.rows for panel in row]
+    plotting.add_words(figure, footer(grid, shown, missing, plotting.chosen_text(fitting)), page=columns > 1)
     plotting.add_legend(figure, *plotting.legend_of(shown, palette), most=6 if columns > 1 else 3)
     separate(figure)
     return figure
@@ -185,14 +188,23 @@ def fill(axes: Axes, panel: Panel, setting: Setting, palette: style.Palette, las
     return drawn
 
 
-def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel]) -> str:
-    """Return the text below a figure: what its lines are, and which of the paper's panels have no runs."""
+def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel], chosen: str) -> str:
+    """Return the text below a figure: what its lines are, and which of the paper's panels have no runs.
+
+    Args:
+        grid: the figure's panels.
+        shown: what was drawn.
+        missing: panels without runs.
+        chosen: the settings of panels that several settings fit, see `plotting.chosen_text`.
+    """
     event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
     text = plotting.caption(shown)
     if not grid.last_phase:
         text += f" Vertical lines: {event}."
     if any(panel.benchmark == "warm_start" for row in grid.rows for panel in row if panel not in missing):
         text += " Thin horizontal lines in panels of warm start: final values of full reset and base."
+    if chosen:
+        text += f" Of several settings that fit a panel one is shown: {chosen}."
     if missing and len(grid.rows) > 1:
         text += " Panels without runs are left out."
     elif missing:

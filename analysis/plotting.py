@@ -278,3 +278,13 @@ def title(setting: Setting, width: int = 60) -> str:
     names = [style.name(part) for part in (setting.benchmark, setting.dataset, setting.model) if part]
     text = style.sentence_case(", ".join([*names, *filter(None, [setting.detail])]))
     return textwrap.fill(text, width, break_on_hyphens=False)
+
+
+def chosen_text(fitting: Sequence[Sequence[Setting]]) -> str:
+    """Return the titles of settings that were chosen among several; empty if there was nothing to choose.
+
+    Args:
+        fitting: lists of settings, of each of which the first was chosen.
+    """
+    several = [members for members in fitting if len(members) > 1]
+    return "; ".join(f"{title(members[0], 999)} (1 of {len(members)} settings)" for members in several)

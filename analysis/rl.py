@@ -5,11 +5,13 @@ rliable 1.2.0 needs arch < 8, which cannot be imported with pandas 3, and its bo
 are short; the point estimates equal rliable's.
 """
 
+import json
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
 
+from analysis import plotting
 from analysis.arrays import Floats
 from analysis.estimates import MIN_SEEDS, Estimate, widened_tail
 from analysis.runs import Group, Setting
@@ -74,18 +76,25 @@ def stratified(statistic: Callable[..., Floats], *samples: Scores) -> Estimate:
 def table(settings: Sequence[Setting]) -> pd.DataFrame:
     """Return a table with a row for each method: IQM, and probability of improvement over base.
 
-    Only environments in which all methods ran count.
+    Only environments in which all methods ran count. Of several settings of one environment, such as two learning
+    rates, the one with most runs counts; the column `shown` names it.
     """
-    by_method: dict[str, dict[str, Group]] = {}
+    by_environment: dict[str, list[Setting]] = {}
     for setting in settings:
-        for group in setting.groups:
-            by_method.setdefault(group.key, {})[setting.name] = group
-    common = [s.name for s in settings if all(s.name in groups for groups in by_method.values())]
+        by_environment.setdefault(environment_of(setting), []).append(setting)
+    fitting = [sorted(members, key=lambda setting: -len(setting.runs)) for members in by_environment.values()]
+    by_method: dict[str, dict[str, Group]] = {}
+    for members in fitting:
+        for group in members[0].groups:
+            by_method.setdefault(group.key, {})[members[0].name] = group
+    common = [m[0].name for m in fitting if all(m[0].name in groups for groups in by_method.values())]
     if not common:
         return pd.DataFrame()
     runs = [run for groups in by_method.values() for name in common for run in groups[name].runs]
     key = NORMALISED if all(NORMALISED in run.history for run in runs) else None
-    base = by_method.get("base")
+    bases = [groups for groups in by_method.values() if groups[common[0]].method == "base"]
+    base = bases[0] if len(bases) == 1 else None
+    shown = plotting.chosen_text([members for members in fitting if members[0].name in common])
     rows = []
     for groups in by_method.values():
         group = groups[common[0]]
@@ -101,7 +110,19 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
                 probability_of_improvement, scores(groups, common, key), scores(base, common, key)
             )
         rows.append(row)
-    return pd.DataFrame(rows)
+    frame = pd.DataFrame(rows)
+    return frame.assign(shown=shown) if shown else frame
+
+
+def environment_of(setting: Setting) -> str:
+    """Return a text that settings share if they have the same environment, or the same stream of environments.
+
+    A preset may hold another environment than its own (`env=cartpole env.game=Acrobot-v1`).
+    """
+    config = setting.runs[0].config
+    env, benchmark = (node if isinstance(node, dict) else {} for node in (config.get("env"), config.get("benchmark")))
+    names = (setting.benchmark, setting.dataset, env.get("game"), env.get("task"), benchmark.get("sequence"))
+    return json.dumps(names, default=str)
 
 
 def scores(groups: dict[str, Group], names: Sequence[str], key: str | None) -> Scores:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from analysis import streams
 from analysis.boundaries import split, trigger_of
-from analysis.differences import by_number, differences, looks
+from analysis.differences import by_number, deviations, differences, flatten, looks
 from analysis.forms import label_of_config
 
 # History key -> (axis label, whether more is better). A run's main metric is the first one that its history has;
@@ -35,12 +35,14 @@ DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/retu
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
 MEASURING = ("metrics", "eval_batch_size")  # options of measuring: runs that differ only in them train alike
+RECORDING = ("paths", "tracker")  # options of where a run is recorded
 DIGEST = re.compile("[0-9a-f]{64}")
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
 )  # fmt: skip
+AT_FIRST = ("boundary", "auto")  # what the trigger and the options of `boundary` are where nobody has set them
 FULL_RESETS = ("full_reset", "fresh")  # methods after which nothing of earlier phases is left
 
 
@@ -171,6 +173,13 @@ class Run:
         if isinstance(method, dict) and (when := trigger_of(with_whole_numbers(self.config))) != "boundary":
             method = {**method, "trigger": when}
         return json.dumps(with_whole_numbers(method), sort_keys=True, default=str)
+
+    @property
+    def acts(self) -> dict[str, Any]:
+        """When the method acts (`trigger`), and what restarts then (the options of `boundary`)."""
+        config = with_whole_numbers(self.config)
+        boundary = config.get("boundary")
+        return (boundary if isinstance(boundary, dict) else {}) | {"trigger": trigger_of(config)}
 
     @property
     def is_stream(self) -> bool:
@@ -313,8 +322,24 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
             continue
         first = selected.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:
-            left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}"))
+            left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}{except_for(run, first)}"))
     return sorted(selected.values(), key=lambda r: r.source), left_out
+
+
+def except_for(run: Run, other: Run) -> str:
+    """Return the options in which a run differs from a duplicate of it, ` but for threads=2 (there 1)`; mostly empty.
+
+    Such options are those of how a run is executed or measured. Those of where it is recorded are not named.
+    """
+    flats = []
+    for each in (run, other):
+        described = (each.identity or {}).get("method")  # of a chain its own methods alone
+        config = with_whole_numbers(each.config | ({"method": described} if described else {}))
+        flats.append(dict(flatten({key: value for key, value in config.items() if key not in RECORDING})))
+    own, others = flats
+    keys = [key for key in own | others if str(own.get(key)) != str(others.get(key))]
+    texts = [f"{key}={own.get(key)} (there {others.get(key)})" for key in keys]
+    return f" but for {', '.join(texts)}" if texts else ""
 
 
 def bounds_of(metric: str) -> tuple[float, float]:
@@ -327,7 +352,9 @@ class Group:
     """The runs of one variant of a method in one setting: they differ by seed."""
 
     method: str
-    detail: str  # options that distinguish this variant from others of the method; empty if it is the only one
+    # Options that distinguish this variant from others of the method, and its trigger and what restarts at boundaries
+    # where these are not as in the other groups; empty if there are none.
+    detail: str
     place: tuple[int, int]  # indices of its colour and its dash among them, see `differences.looks`
     runs: list[Run]
 
@@ -453,4 +480,12 @@ def method_groups(runs: Iterable[Run]) -> list[Group]:
         configs = [short_digests(json.loads(variant)) for variant in ordered]
         for variant, detail, place in zip(ordered, differences(configs), looks(configs), strict=True):
             groups.append(Group(method, detail, place, sorted(variants[variant], key=lambda run: run.seed)))
-    return groups
+    differing = deviations([group.runs[0].acts for group in groups], AT_FIRST)
+    return [with_acts(group, acts) for group, acts in zip(groups, differing, strict=True)]
+
+
+def with_acts(group: Group, acts: dict[str, str]) -> Group:
+    """Return a group whose detail also names these options of its acts."""
+    named = {part.partition("=")[0] for part in group.detail.split(", ")}
+    notes = [f"{key}={value}" for key, value in acts.items() if key not in named]
+    return replace(group, detail=", ".join(filter(None, [group.detail, *notes])))

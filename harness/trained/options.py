@@ -1,15 +1,17 @@
 """Recompose the options of a run from its config.yaml and the config files of this installation."""
 
+import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, flag_override
+from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.config.build import find_target
 from harness.config.errors import ConfigError, first_line
-from harness.config.groups import choices, compose, groups_of, searchpath, targets_of
+from harness.config.groups import choices, compose_with_hydra, groups_of, targets_of, without_hydra
 from harness.run.programs import MODULES, program_of
 
 MAX_BYTES = 10_000_000  # of a config.yaml; a run's options take a few thousand
@@ -20,6 +22,8 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
 
     For each config group, the file of this installation that builds the same `_target_` is composed, and the run's
     values are put over it one by one. So only classes are imported that a file of `conf/` (or of `config_dir`) names.
+    The run may have more or fewer arguments of such a class than its file: tuned values add some, and so do `+` and `~`
+    on a command line.
 
     Args:
         folder: the run's folder.
@@ -40,11 +44,10 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
     group_choices = []
     for group in groups_of(name):
         node = values.get(group)
-        if isinstance(node, dict) and "_target_" in node:
+        if isinstance(node, dict) and targets_below(node):
             group_choices.append(f"{group}={choice_of(group, node, name, config_dir, file)}")
-    if config_dir is not None:
-        group_choices.append(searchpath(config_dir))
-    config = compose(name, [*group_choices, *(["tuned=none"] if "tuned" in values else [])])
+    overrides = [*group_choices, *(["tuned=none"] if "tuned" in values else [])]
+    config = without_hydra(compose_with_hydra(name, overrides, config_dir))
     with flag_override(config, "struct", True):
         put(config, values, file)
     return config
@@ -78,9 +81,11 @@ def read_values(file: Path) -> dict[str, Any]:
 def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file: Path) -> str:
     """Return the choice of a config group that builds a run's `_target_`, preferably the one of the run's `name`.
 
+    A choice that has no target of its own, such as a pair of data sets, has to build all those below it.
+
     Args:
         group: the config group, such as `model`.
-        node: the run's options of this group, with `_target_`.
+        node: the run's options of this group, with `_target_` in it or below it.
         program: name of the program.
         config_dir: a folder with further choices, or None.
         file: the run's config.yaml, for the message.
@@ -88,50 +93,93 @@ def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file
     Raises:
         ConfigError: no choice builds this target.
     """
-    target, name = node["_target_"], node.get("name")
+    name = node.get("name")
+    targets = {str(node["_target_"])} if "_target_" in node else targets_below(node)
     of_config_dir = sorted(path.stem for path in (config_dir / group).glob("*.yaml")) if config_dir else []
     all_choices = (*of_config_dir, *choices(group, program))
-    matching = [choice for choice in all_choices if target in targets_of(group, choice, config_dir)]
+    matching = [choice for choice in all_choices if targets <= targets_of(group, choice, config_dir)]
     if not matching:
         where = "conf" if config_dir is None else f"conf or {config_dir}"
         by = "load(folder, config_dir='mine'), in a command with config_dir=mine"
+        shown = ", ".join(sorted(targets))
         hint = "" if config_dir else f"; one made with --config-dir=mine is loaded by {by}"
-        raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={target}{hint}")
+        raise ConfigError(f"{file}: no file of {where}/{group} builds {group}._target_={shown}{hint}")
     return name if name in matching else matching[0]
 
 
-def put(config: DictConfig, values: Mapping[str, Any], file: Path, parent: str = "") -> None:
+def put(config: DictConfig, values: Mapping[str, Any], file: Path, parent: str = "", in_target: bool = False) -> None:
     """Overwrite the values of a composed config, in place, with those of a run.
 
     A mapping of options is followed key by key. A mapping or list that is itself a value, such as a layout, replaces
-    the composed one completely.
+    the composed one completely. Of the arguments of a `_target_`, those that only the run has are added, and those that
+    it lacks are removed, if the target can be called without them.
 
     Args:
         config: the composed config.
         values: the run's values.
         file: the run's config.yaml, for messages.
         parent: dotted name of the options that `values` belongs to.
+        in_target: whether `config` is a mapping of nodes that a `_target_` takes, such as the methods of a chain.
 
     Raises:
         ConfigError: an option is unknown here, or a value would change which class is built.
     """
+    for key in [str(key) for key in config if key not in values]:
+        parameter = parameter_of(config, key, parent)
+        if in_target or (parameter is not None and not is_required(parameter)):
+            with flag_override(config, "struct", False):
+                del config[key]
     for key, value in values.items():
         option = f"{parent}.{key}" if parent else key
-        if key not in config:
+        is_new = key not in config
+        if is_new and parameter_of(config, key, parent) is None:
             raise ConfigError(f"{file} is of another version of this project: option {option} is unknown here")
-        inner = options_at(config, key)
+        inner = None if is_new else options_at(config, key)
         if key.startswith("_"):
             if config[key] != value:
                 raise ConfigError(f"{file}: {option}={value} is not what this installation has there, {config[key]}")
-        elif isinstance(value, dict) and inner:
-            put(inner, value, file, option)
+        elif isinstance(value, dict) and inner and ("_target_" not in config or targets_below(inner)):
+            put(inner, value, file, option, in_target="_target_" in config and "_target_" not in inner)
         else:
             if any(part.startswith("_") for path, _ in leaves({key: value}) for part in path.split(".")):
                 raise ConfigError(f"{file} is no run's file: {option} names something to build")
             try:
-                config[key] = value
+                with flag_override(config, "struct", not is_new):
+                    config[key] = value
             except (OmegaConfBaseException, ValueError) as error:
                 raise ConfigError(f"{file}: {option}: {first_line(error)}") from None
+
+
+def parameter_of(config: DictConfig, key: str, option: str) -> inspect.Parameter | None:
+    """Return the parameter of a node's `_target_` that takes an argument; None if there is none.
+
+    Args:
+        config: the node.
+        key: name of the argument.
+        option: dotted name of the node, for the message.
+
+    Raises:
+        ConfigError: the target cannot be imported.
+    """
+    if "_target_" not in config or key.startswith("_") or key == "name":  # `build` does not pass the name on
+        return None
+    parameters = inspect.signature(find_target(option, config)).parameters
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if key in parameters and parameters[key].kind in by_name:
+        return parameters[key]
+    return next(
+        (parameter for parameter in parameters.values() if parameter.kind == inspect.Parameter.VAR_KEYWORD), None
+    )
+
+
+def is_required(parameter: inspect.Parameter) -> bool:
+    """Return whether a function cannot be called without an argument for this parameter."""
+    return parameter.default is inspect.Parameter.empty and parameter.kind != inspect.Parameter.VAR_KEYWORD
+
+
+def targets_below(node: Mapping[str, Any]) -> set[str]:
+    """Return the value of each `_target_` in nested options."""
+    return {str(value) for path, value in leaves(node) if path.rpartition(".")[2] == "_target_"}
 
 
 def options_at(config: DictConfig, key: str) -> DictConfig | None:
@@ -145,6 +193,7 @@ def options_at(config: DictConfig, key: str) -> DictConfig | None:
 
 def leaves(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (dotted name, value) for each plain value in nested mappings and lists."""
+    values = OmegaConf.to_container(values) if isinstance(values, DictConfig) else values
     pairs = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     if not isinstance(values, dict | list):
         yield name, values

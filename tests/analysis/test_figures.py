@@ -172,6 +172,21 @@ def test_panels_without_runs_are_not_drawn_but_named(tmp_path: Path) -> None:
     assert sum(widths) > 0.8, "no room is left empty"
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_panel_that_several_settings_fit_says_which_it_shows(number: int, tmp_path: Path) -> None:
+    for lr, seeds in ((0.1, 1), (0.2, 2))[-number:]:
+        for seed in range(seeds):
+            write_run(tmp_path, "base", seed, lr=lr, dataset={"name": "cifar10"}, model={"name": "resnet18"})
+            write_run(
+                tmp_path, "fire", seed, metric="eval/return", lr=lr, benchmark=None, dataset=None,
+                env={"name": "asterix"}, program="dqn",
+            )  # fmt: skip
+    for name in ("figure2", "figure4a"):
+        grid = next(grid for grid in figures.GRIDS if grid.name == name)
+        words = figures.grid_figure(grid, found(tmp_path), style.Palette(["base"])).get_supxlabel().replace("\n", " ")
+        assert ("lr=0.2 (1 of 2 settings)." in words) == (number == 2)
+
+
 def test_of_a_grid_rows_and_columns_without_runs_are_left_out(tmp_path: Path) -> None:
     for benchmark, dataset in (("warm_start", "cifar10"), ("continual", "cifar10"), ("continual", "cifar100")):
         write_run(tmp_path, "fire", 0, benchmark={"name": benchmark}, dataset={"name": dataset})

@@ -100,6 +100,71 @@ def test_what_starts_anew_beside_the_weights_belongs_to_the_method(tmp_path):
     assert [group.label for group in setting.groups] == ["Base", "FIRE (target=copy)", "FIRE (target=keep)"]
 
 
+EVERY = {"_target_": "fire_core.triggers.Every", "name": "every", "steps": 300.0}
+AUTO = {"optimizer": "auto", "target": "auto"}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"threads": 2}, " but for threads=2 (there 1)"),
+        ({"metrics": "off", "threads": 4}, " but for metrics=off (there full), threads=4 (there 1)"),
+        ({"deterministic": False}, " but for deterministic=False (there None)"),  # older runs have no such option
+        ({"paths": {"runs": "elsewhere"}, "tracker": None, "lr": 1.0}, ""),
+    ],
+)
+def test_of_a_duplicate_it_is_said_what_differs(tmp_path, options, says):
+    shared = {"threads": 1, "metrics": "full", "lr": 1}
+    first = write_run(tmp_path, "fire", 0, name="a", n=30, **shared)
+    write_run(tmp_path, "fire", 0, name="b", n=20, **shared | options)
+    for config in tmp_path.rglob("config.yaml"):
+        values = yaml.safe_load(config.read_text())
+        kept = {key: values[key] for key in ("method", "benchmark", "dataset", "model", "seed", "lr")}
+        config.with_name("identity.json").write_text(json.dumps({"run": kept}))
+    (left_out,) = load([str(tmp_path)])[1]
+    assert left_out.reason == f"duplicate: same config as {first}{says}"
+
+
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ({"base": {}, "fire": {"trigger": {"name": "none"}}}, ["Base", "FIRE (trigger=none)"]),
+        ({"base": {"trigger": {"name": "none"}}, "fire": {}}, ["Base (trigger=none)", "FIRE"]),
+        ({"snp": {"trigger": {"name": "none"}}, "fire": {"trigger": {"name": "none"}}}, ["S&P", "FIRE"]),
+        ({"snp": {"trigger": EVERY}, "fire": {"trigger": EVERY | {"steps": 300}}}, ["S&P", "FIRE"]),
+        (
+            {
+                "base": {"boundary": AUTO | {"optimizer": "keep"}},
+                "snp": {"boundary": AUTO, "trigger": EVERY},
+                "fire": {"boundary": AUTO},
+            },
+            ["Base (optimizer=keep)", "S&P (trigger=every steps=300)", "FIRE"],
+        ),
+        (
+            {
+                name: {"boundary": {"optimizer": "keep" if name == "base" else "new"}}
+                for name in ("base", "snp", "fire")
+            },
+            ["Base (optimizer=keep)", "S&P", "FIRE"],
+        ),
+        ({"base": {"boundary": AUTO}, "fire": {}}, ["Base", "FIRE"]),  # of older runs it is not known
+    ],
+)
+def test_a_method_that_acts_otherwise_than_those_beside_it_is_named_so(tmp_path, options, labels):
+    for method, differing in options.items():
+        write_run(tmp_path, method, **differing)
+    (setting,) = settings(load([str(tmp_path)])[0])
+    assert [group.label for group in setting.groups] == labels
+
+
+def test_variants_of_a_method_name_their_trigger_once(tmp_path):
+    for method in ("base", "fire"):
+        write_run(tmp_path, method)
+    write_run(tmp_path, "fire", trigger=EVERY)
+    (setting,) = settings(load([str(tmp_path)])[0])
+    assert [group.label for group in setting.groups] == ["Base", "FIRE (trigger=every steps=300)", "FIRE"]
+
+
 @pytest.mark.parametrize("identified", [True, False])
 @pytest.mark.parametrize("reset", ["full_reset", "fresh"])
 def test_a_full_reset_of_a_language_model_stands_beside_every_checkpoint(tmp_path, identified, reset):

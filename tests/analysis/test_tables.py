@@ -118,6 +118,40 @@ def test_rl_table_takes_normalised_scores_and_the_environments_all_share(tmp_pat
     assert frame.loc["FIRE", "P(better than base)"].mean == 1
 
 
+def test_rl_table_counts_environments_and_names_the_setting_that_it_takes(tmp_path):
+    env = {"name": "cartpole", "game": "CartPole-v1"}
+    for place, game, lr, seeds in (
+        ("a", "CartPole-v1", 0.1, 1),
+        ("b", "CartPole-v1", 0.2, 2),
+        ("c", "Acrobot-v1", 1, 1),
+    ):
+        for method, value in (("base", 1.0), ("fire", 2.0)):
+            for seed in range(seeds):
+                row = {"step": 1, "eval/return": lr * value, rl.NORMALISED: lr * value}
+                write_run(
+                    tmp_path / place, method, seed, metric="eval/return", rows_=[row],
+                    env=env | {"game": game}, benchmark=None, dataset=None, lr=lr,
+                )  # fmt: skip
+    found = settings(load([str(tmp_path / "a"), str(tmp_path / "b")])[0])
+    frame = rl.table(found).set_index("method")
+    assert list(frame["environments"]) == [1, 1]
+    assert list(frame["n"]) == [2, 2]
+    assert [estimate.mean for estimate in frame["IQM"]] == [0.2, 0.4]
+    assert all("lr=0.2 (1 of 2 settings)" in text for text in frame["shown"])
+    frame = rl.table(settings(load([str(tmp_path / "b"), str(tmp_path / "c")])[0]))
+    assert list(frame["environments"]) == [2, 2], "another game in the same preset is another environment"
+    assert "shown" not in frame
+
+
+def test_rl_table_compares_with_base_whatever_restarts_with_it(tmp_path):
+    for method, optimizer in (("base", "keep"), ("fire", "auto")):
+        rows = [{"step": 1, "eval/return": 1.0}]
+        write_run(tmp_path, method, metric="eval/return", rows_=rows, boundary={"optimizer": optimizer})
+    frame = rl.table([only_setting(tmp_path)]).set_index("method")
+    assert list(frame.index) == ["Base (optimizer=keep)", "FIRE"]
+    assert frame.loc["FIRE", "P(better than base)"].mean == 0.5
+
+
 def test_tables_of_agents_have_both_returns_and_best_is_of_what_came_after_the_act(tmp_path):
     """A best value of the first half, which all methods share, says nothing of a method."""
     returns = zip((1.0, 9.0, 2.0, 2.0, 3.0, 5.0, 4.0, 4.5), (1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 7.0), strict=True)

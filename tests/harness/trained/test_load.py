@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from omegaconf import OmegaConf
 
 import harness
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import compose_with_hydra, without_hydra
 from harness.run import checkpoint
-from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, SMALL, VISION, Program, rows
+from harness.trained.options import recompose
+from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, SMALL, VISION, Program, only_run, rows
 
 RUNS: dict[str, tuple[Program, tuple[str, ...]]] = {
     "vision": (VISION, ("method=fire", "epochs=1")),
@@ -114,6 +116,7 @@ def changed(finished: Path, to: Path, **options: Any) -> Path:
         ({"method___partial_": True}, "method._partial_ is unknown here"),
         ({"method__iterations": -3}, "iterations"),
         ({"lr": "much"}, "lr"),
+        ({"method__news": 1}, "another version of this project: option method.news is unknown"),
         ({"news": 1}, "another version of this project: option news is unknown"),
         ({"program": "os"}, "no program of this project"),
         ({"model__width": 4}, "do not fit"),
@@ -148,6 +151,36 @@ def test_a_folder_that_lacks_something_is_one_line(finished: Path, tmp_path: Pat
         harness.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (DQN, ("method=snp",)),  # conf/tuned/values/dqn has an argument that conf/method has not
+        (DQN, ("method=snp", "tuned=none", "+method.layout=all")),
+        (VISION, ("+optimizer.weight_decay=0.1",)),
+        (VISION, ("optimizer=sgd", "+optimizer.momentum=0.9")),
+        (VISION, ("~optimizer.fused",)),
+        (VISION, ("method=chain", "method.of=fire+snp", "+method.parts.snp.layout={conv:project}")),
+        (LANGUAGE, ("dataset=wikitext103", "++dataset.expected_tokens={mine:5}", "~dataset.expected_tokens.gpt2")),
+        (LANGUAGE, ("dataset=wiki_then_owt", "~dataset.second.revision")),  # a pair without a target of its own
+        (SAC, ("+env.options.healthy_reward=2",)),
+    ],
+)
+def test_a_run_has_the_options_that_it_was_trained_with(
+    program: Program, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    values = OmegaConf.to_container(program.compose(*options), resolve=True)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert OmegaConf.to_container(recompose(tmp_path), resolve=True) == values
+
+
+def test_a_run_with_an_added_option_is_loaded(tmp_path: Path) -> None:
+    trained = harness.load(SMALL.run(tmp_path, "method=snp", "+method.layout={linear:reinit}"))
+    assert trained.config.method["layout"] == {"linear": "reinit"}
+    folder = changed(only_run(tmp_path), tmp_path / "newer", method__momentum=0.9)
+    with pytest.raises(ConfigError, match=r"option method\.momentum is unknown here"):
+        harness.load(folder)
+
+
 @pytest.mark.parametrize("name", ["conf", 'größe, a=b (it\'s) [1] {2} #3 "4"'])
 def test_one_s_own_method_needs_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder may be called as any folder may."""
@@ -167,3 +200,15 @@ def test_one_s_own_method_needs_its_folder(name: str, tmp_path: Path, monkeypatc
         harness.load(folder, config_dir=tmp_path / "elsewhere")
     trained = harness.load(folder, config_dir=conf)
     assert trained.row == json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_a_chain_has_one_s_own_method(tmp_path: Path) -> None:
+    conf = tmp_path / "conf"
+    (conf / "method").mkdir(parents=True)
+    method = "_target_: fire_core.methods.weight_decay.WeightDecay\nname: mine\ncoef: 0.1\n"
+    (conf / "method" / "mine.yaml").write_text(method)
+    SMALL.compose()  # makes the types of its options known
+    options = SMALL.tiny("method=chain", "method.of=fire+mine")
+    values = OmegaConf.to_container(without_hydra(compose_with_hydra("vision", options, conf)), resolve=True)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+    assert OmegaConf.to_container(recompose(tmp_path, conf), resolve=True) == values
