@@ -100,8 +100,8 @@ class LayerUse:
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
         escapes: whether the output is used where it cannot be followed.
-        is_lost: whether it is used there by the model's own code, or no code that calls the layer was found. False if
-            it only goes to the caller of the model.
+        is_lost: whether a function or an attribute takes it there, or no code that calls the layer was found. False if
+            it only goes to the caller of the model, or as a whole to a module with layers of its own.
     """
 
     calls: int = 0
@@ -284,7 +284,7 @@ class SourceReader:
             for key, _ in flow.origins:
                 use = self.use_of(key)
                 use.escapes = True
-                use.is_lost |= operation[:1] != ("returned",)
+                use.is_lost |= operation[0] not in ("returned", "module")
 
     def number(self, value: Any) -> int:
         """Return the number of a value; two values share it if the same expression of the same values computes them."""
