@@ -110,13 +110,15 @@ class Task(AgentTask):
         control: Control = build("env", config.env, Control)
         networks: Networks = build("networks", config.networks, Networks)
         networks = replace(networks, bfloat16=config.precision == "bfloat16")
-        with contextlib.closing(control.make()) as env:
-            observations, actions = env.size, env.action_size
-            decisions = decisions_at_most(env, control.action_repeat)
-            gamma = discount(decisions) if config.gamma is None else config.gamma
         phases = phases_of(config, benchmark, control.action_repeat)
         tasks = None if benchmark is None else Tasks(benchmark, control, config.seed)
-        sizes = observations if tasks is None else tasks.size, actions
+        if tasks is None:
+            with contextlib.closing(control.make()) as env:
+                sizes = env.size, env.action_size
+                decisions = decisions_at_most(env, control.action_repeat)
+        else:
+            sizes, decisions = (tasks.size, tasks.actions), tasks.decisions
+        gamma = discount(decisions) if config.gamma is None else config.gamma
         check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
         method, trigger = build_method(config, benchmark)
         options = OmegaConf.to_object(config)
