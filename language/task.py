@@ -17,7 +17,7 @@ from fire_core.methods.protocol import Weights
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
-from harness.config.checks import Group, check_method, check_optimizer, check_options
+from harness.config.checks import Group, check_method, check_optimizer, check_options, check_phases
 from harness.config.config import Compile, ProgramConfig, autocast, set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.given import idle_beside, refuse_idle
@@ -138,6 +138,7 @@ class Task:
         pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
         setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
         phases = benchmark.phases(corpora, setting)
+        check_phases(config.benchmark.name, [phase.length.steps for phase in phases])
         task = cls(options, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
         for index in range(len(phases)):
             task.held_out(index)  # refuses a corpus that is too short before the run starts

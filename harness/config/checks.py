@@ -12,7 +12,7 @@ refuses the value, or None if it is accepted.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -144,6 +144,26 @@ def check_optimizer(node: DictConfig) -> None:
         ConfigError: an option is wrong; the message is the optimizer's.
     """
     build("optimizer", node, torch.optim.Optimizer, params=[torch.nn.Parameter(torch.zeros(1))])
+
+
+def check_phases(benchmark: str, steps: Sequence[int]) -> None:
+    """Refuse a benchmark that trains nothing, or nothing in one of its phases.
+
+    Args:
+        benchmark: name of the benchmark.
+        steps: training steps of each phase.
+
+    Raises:
+        ConfigError: the message names the first such phase, counted from 0.
+    """
+    if not steps:
+        raise ConfigError(f"benchmark={benchmark} has no phases")
+    for number, count in enumerate(steps):
+        if count < 1:
+            raise ConfigError(
+                f"benchmark={benchmark}: phase {number} would make no training step: it needs more data, or more "
+                "passes over them"
+            )
 
 
 def check_method(
