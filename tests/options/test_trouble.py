@@ -122,6 +122,8 @@ VISION = {
     "dataset=cifar10 dataset.root=nowhere": "dataset=cifar10 is not there: put ",
     "method=fier": "method=fier is unknown (did you mean fire?); accepted: adamo, base, ",
     "method=muon method.betas=[2,3]": "method.betas[0] must be in [0, 1), got 2",
+    "+dataset.mine=nan": "dataset.mine must be a finite number, got nan\n",
+    "+optimizer.mine={a:[1,nan]}": "optimizer.mine.a[1] must be a finite number, got nan\n",
     "tuned=warm_start_cifar": "tuned=warm_start_cifar is unknown (did you mean warm_start_cifar10?); accepted: auto, ",
     "tuned=searched dataset=mnist": "conf/tuned/searched/random_labels_mnist/base.yaml is chosen and not there",
     "hydra/launcher=foo": "hydra/launcher=foo is unknown; accepted: basic, cores, joblib",
@@ -141,6 +143,7 @@ LANGUAGE = {
         "dataset.replay has no effect with benchmark=domains, which has no pair of corpora to mix"
     ),
     f"{PAIR} benchmark.start=scratch method=upgd lr=0.1": UPGD,
+    "+model.mine=-nan": "model.mine must be",
     f"{PAIR} benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
@@ -152,10 +155,12 @@ DQN = {
     "env=cartpole method=fire trigger=every boundary.replay=new": (
         "boundary.replay has no effect where boundaries restart nothing"
     ),
+    "env=cartpole env.options={mine:nan}": "env.options.mine must be a finite number, got nan\n",
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
     "cache=null": "cache must be true or false, got null",
+    "env=hopper env.options={healthy_reward:nan}": "env.options.healthy_reward must be a finite number, got nan\n",
 }
 PREPARE = {
     "dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",
