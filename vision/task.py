@@ -152,7 +152,12 @@ class Task:
             total_steps=task.total_steps,
         )
         check_optimizer(config.optimizer)
-        refuse_idle({} if task.reads_optimizer else idle_beside(method, config))
+        idle = {} if task.reads_optimizer else idle_beside(method, config)
+        if config.dataset.get("pixel_noise") == 0:
+            idle["dataset.noise_seed"] = "with dataset.pixel_noise=0"
+        if not any(len(phase.test) for phase in phases):
+            idle["dataset.test_statistics"] = f"with {stream}, which tests on no images"
+        refuse_idle(idle)
         task.check_schedule()
         task.check_cuda_graph()
         task.check_skip()

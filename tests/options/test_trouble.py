@@ -122,6 +122,8 @@ VISION = {
     "dataset=cifar10 dataset.root=nowhere": "dataset=cifar10 is not there: put ",
     "method=fier": "method=fier is unknown (did you mean fire?); accepted: adamo, base, ",
     "method=muon method.betas=[2,3]": "method.betas[0] must be in [0, 1), got 2",
+    "dataset.noise_seed=3": "dataset.noise_seed has no effect with dataset.pixel_noise=0\n",
+    "dataset.noise_seed=0 dataset.pixel_noise=0.0": "dataset.noise_seed has no effect with dataset.pixel_noise=0\n",
     "+dataset.mine=nan": "dataset.mine must be a finite number, got nan\n",
     "+optimizer.mine={a:[1,nan]}": "optimizer.mine.a[1] must be a finite number, got nan\n",
     "tuned=warm_start_cifar": "tuned=warm_start_cifar is unknown (did you mean warm_start_cifar10?); accepted: auto, ",
@@ -155,11 +157,25 @@ DQN = {
     "env=cartpole method=fire trigger=every boundary.replay=new": (
         "boundary.replay has no effect where boundaries restart nothing"
     ),
+    "env=cartpole exploration=shared num_envs=1": "exploration has no effect with num_envs=1",
+    "env=asterix env.sticky=0 env.sticky_per=frame": "env.sticky_per has no effect with env.sticky=0\n",
+    "benchmark=continual_control env=cartpole env.game=Acrobot-v1 benchmark.sequence=[CartPole-v1]": (
+        "env.game has no effect beside benchmark.sequence=[CartPole-v1]\n"
+    ),
+    "experiment=continual_minatar env.game=breakout": (
+        "env.game has no effect beside benchmark.sequence=[space_invaders,asterix,seaquest]\n"
+    ),
     "env=cartpole env.options={mine:nan}": "env.options.mine must be a finite number, got nan\n",
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
     "cache=null": "cache must be true or false, got null",
+    "env=hopper networks=mlp normalize_observations=false boundary.statistics=new": (
+        "boundary.statistics has no effect with normalize_observations=false"
+    ),
+    "env.task=Ant-v5 benchmark.sequence=[Pendulum-v1] benchmark.physics=null": (
+        "env.task has no effect beside benchmark.sequence=[Pendulum-v1]\n"
+    ),
     "env=hopper env.options={healthy_reward:nan}": "env.options.healthy_reward must be a finite number, got nan\n",
 }
 PREPARE = {
