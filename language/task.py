@@ -20,7 +20,7 @@ from harness.config.build import build
 from harness.config.checks import Group, check_method, check_optimizer, check_options, check_phases
 from harness.config.config import Compile, ProgramConfig, autocast, set_up_torch
 from harness.config.errors import ConfigError
-from harness.config.given import idle_beside, refuse_idle
+from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.paths import expanded
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
@@ -128,6 +128,7 @@ class Task:
         check_works(options, group, model, method, renewed_by)
         check_optimizer(config.optimizer)
         idle = {} if has_phase_without_method(benchmark) else idle_beside(method, config)
+        idle |= idle_layout(config, method, trigger)
         if benchmark.new_tasks:
             idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
         elif config.benchmark.iterations is not None:

@@ -25,7 +25,7 @@ from harness.config.build import build, find_target, refusal_of
 from harness.config.checks import Group, check_method, check_optimizer, check_options, check_phases
 from harness.config.config import Compile, ProgramConfig, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, first_line
-from harness.config.given import idle_beside, refuse_idle
+from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
@@ -153,6 +153,7 @@ class Task:
         )
         check_optimizer(config.optimizer)
         idle = {} if task.reads_optimizer else idle_beside(method, config)
+        idle |= idle_layout(config, method, trigger)
         if config.dataset.get("pixel_noise") == 0:
             idle["dataset.noise_seed"] = "with dataset.pixel_noise=0"
         if not any(len(phase.test) for phase in phases):

@@ -15,7 +15,7 @@ from harness.config.build import build
 from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
-from harness.config.given import idle_beside, refuse_idle
+from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.memory import check_fits
 from harness.training import seeding
@@ -169,6 +169,8 @@ class Task(AgentTask):
             idle |= dict.fromkeys(("eval.steps", "eval.num_envs"), f"beside eval.episodes={config.eval.episodes}")
         if benchmark is not None:
             idle |= {"midpoint": "in a stream of tasks"} | idle_beside_sequence(config, benchmark)
+        if config.boundary.target != "follow":  # which copies the weights of the layout
+            idle |= idle_layout(config, method, trigger)
         if config.num_envs == 1:
             idle["exploration"] = "with num_envs=1, which has a draw of its own anyway"
         if config.env.get("sticky") == 0:
