@@ -17,10 +17,10 @@ from fire_core.methods.protocol import Weights
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
-from harness.config.checks import Group, check_method, check_optimizer, check_options
+from harness.config.checks import Group, check_method, check_optimizer, check_options, check_phases
 from harness.config.config import Compile, ProgramConfig, autocast, set_up_torch
 from harness.config.errors import ConfigError
-from harness.config.given import idle_beside, refuse_idle
+from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.paths import expanded
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
@@ -128,6 +128,7 @@ class Task:
         check_works(options, group, model, method, renewed_by)
         check_optimizer(config.optimizer)
         idle = {} if has_phase_without_method(benchmark) else idle_beside(method, config)
+        idle |= idle_layout(config, method, trigger)
         if benchmark.new_tasks:
             idle |= dict.fromkeys(PAIR, f"with benchmark={config.benchmark.name}, which has no pair of corpora to mix")
         elif config.benchmark.iterations is not None:
@@ -138,6 +139,7 @@ class Task:
         pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
         setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
         phases = benchmark.phases(corpora, setting)
+        check_phases(config.benchmark.name, [phase.length.steps for phase in phases])
         task = cls(options, group, corpora, vocabulary, benchmark, phases, model, method, trigger)
         for index in range(len(phases)):
             task.held_out(index)  # refuses a corpus that is too short before the run starts

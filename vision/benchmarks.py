@@ -85,6 +85,7 @@ class Benchmark(ABC):
 
         Raises:
             ConfigError: the data set is too small, or of another kind.
+            ValueError: the data set is too small for an option, whose name begins the message.
         """
 
 

@@ -21,11 +21,11 @@ from fire_core.methods.full_reset import FullReset
 from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
-from harness.config.build import build, find_target
-from harness.config.checks import Group, check_method, check_optimizer, check_options
+from harness.config.build import build, find_target, refusal_of
+from harness.config.checks import Group, check_method, check_optimizer, check_options, check_phases
 from harness.config.config import Compile, ProgramConfig, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, first_line
-from harness.config.given import idle_beside, refuse_idle
+from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
 from harness.run.identity import identity, without
@@ -121,15 +121,13 @@ class Task:
             raise ConfigError(
                 f"augmentation={config.augmentation} is of images, and dataset={options.dataset['name']} has none"
             )
-        phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
-        if not phases:
-            raise ConfigError(f"{stream} has no phases")
+        phases = phases_of(options, benchmark, data)
         if config.holdout:
             if not any(len(phase.test) for phase in phases):
                 raise ConfigError(f"holdout={config.holdout} has no effect: {stream} tests on no images")
             data = data.held_out(config.holdout)
             try:
-                phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+                phases = phases_of(options, benchmark, data)
             except ConfigError as error:
                 raise ConfigError(f"holdout={config.holdout}: {error}") from error
         method = build("method", config.method, Method)
@@ -154,7 +152,13 @@ class Task:
             total_steps=task.total_steps,
         )
         check_optimizer(config.optimizer)
-        refuse_idle({} if task.reads_optimizer else idle_beside(method, config))
+        idle = {} if task.reads_optimizer else idle_beside(method, config)
+        idle |= idle_layout(config, method, trigger)
+        if config.dataset.get("pixel_noise") == 0:
+            idle["dataset.noise_seed"] = "with dataset.pixel_noise=0"
+        if not any(len(phase.test) for phase in phases):
+            idle["dataset.test_statistics"] = f"with {stream}, which tests on no images"
+        refuse_idle(idle)
         task.check_schedule()
         task.check_cuda_graph()
         task.check_skip()
@@ -381,6 +385,24 @@ def open_data(config: DictConfig) -> ImageData:
     """
     data: ImageData = build("dataset", config.dataset, ImageData)
     return data
+
+
+def phases_of(config: VisionConfig, benchmark: Benchmark, data: ImageData) -> list[Phase]:
+    """Return the phases of the benchmark on a data set.
+
+    Raises:
+        ConfigError: the data set is too small or of another kind, there is no phase, or one makes no training step.
+    """
+    if not len(data.train_labels) and not isinstance(data, BitData):  # of bits a stream makes the examples
+        raise ConfigError(f"dataset={config.dataset['name']} has no training images")
+    try:
+        phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(refusal_of("benchmark", config.benchmark, error)) from error
+    check_phases(config.benchmark["name"], [phase.steps(config.batch_size) for phase in phases])
+    return phases
 
 
 def on_device(indices: np.ndarray, device: torch.device) -> Tensor:

@@ -72,6 +72,10 @@ class Chain(Method):
             for option, reason in method.idle_options().items()
         }
 
+    @property
+    def reads_layout(self) -> bool:
+        return any(method.reads_layout for method in self.methods.values())
+
     def overrides(self, hook: str) -> bool:
         return any(method.overrides(hook) for method in self.methods.values())
 

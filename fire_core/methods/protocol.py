@@ -231,6 +231,15 @@ class Method(Saved):
         """Return the options that have no effect, each with the other option that takes its effect away."""
         return {}
 
+    @property
+    def reads_layout(self) -> bool:
+        """Whether the method acts by `net.layout`, the network's own; programs refuse to set it in vain.
+
+        A method does that has an option `layout` and has None there. One without such an option that reads `net.layout`
+        returns True.
+        """
+        return getattr(self, "layout", "") is None
+
     def overrides(self, hook: str) -> bool:
         """Return whether the method does something in the hook of this name."""
         return getattr(type(self), hook) is not getattr(Method, hook)

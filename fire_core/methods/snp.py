@@ -45,6 +45,10 @@ class ShrinkAndPerturb(Method):
         self.coef, self.layout, self.variant = coef, layout, variant
         self.perturb = coef if perturb is None else perturb
 
+    @property
+    def reads_layout(self) -> bool:
+        return False  # without a layout of its own it treats all weights alike
+
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         # The same draws for a trained network and for its target network, on which an agent lets the method act next.

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -64,11 +64,6 @@ class Plateau(Trigger):
 
     def __str__(self) -> str:
         return f"Plateau({self.metric!r}, every={self.every}, patience={self.patience})"
-
-    def prepare(self, net: Net | None, metrics: Collection[str] | None, probe: Callable[[], object] | None) -> None:
-        if metrics is not None and self.metric not in metrics:
-            given = ", ".join(metrics) or "none"
-            raise ValueError(f"Plateau: there is no metric {self.metric!r}; metrics of this loop: {given}")
 
     def needs(self) -> set[str]:
         return {self.metric}

@@ -85,6 +85,8 @@ class Trigger:
             ValueError: the trigger can never fire, follows a metric that the loop does not give, or cannot measure
                 this model.
         """
+        if metrics is not None:
+            self.check_metrics(metrics)
         self.prepare(as_net(model), metrics, probe)
         if total_steps is not None and self.last is None and self.earliest(after or 0) >= total_steps:
             asked = f" from step {after + 1} on" if after else ""
@@ -131,6 +133,16 @@ class Trigger:
     def needs(self) -> set[str]:
         """Return the names of the metrics that the trigger follows."""
         return set()
+
+    def check_metrics(self, metrics: Collection[str]) -> None:
+        """Check that a loop which gives these metrics gives all that the trigger follows.
+
+        Raises:
+            ValueError: it does not; the message names the first that is missing.
+        """
+        if missing := sorted(set(self.needs()).difference(metrics)):
+            given = ", ".join(metrics) or "none"
+            raise ValueError(f"{type(self).__name__}: there is no metric {missing[0]!r}; metrics of this loop: {given}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resume needs: dicts and lists of numbers and strings.
@@ -207,6 +219,10 @@ class Either(Trigger):
 
     def needs(self) -> set[str]:
         return {name for part in self.parts for name in part.needs()}
+
+    def check_metrics(self, metrics: Collection[str]) -> None:
+        for part in self.parts:
+            part.check_metrics(metrics)
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"parts": [part.state_dict() for part in self.parts]}

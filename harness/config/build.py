@@ -38,13 +38,13 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **o
         check_arguments(target, arguments)
         result = instantiate(arguments, **other_arguments, _convert_="all")
     except ValueError as error:
-        raise ConfigError(_message(option, node, error)) from error
+        raise ConfigError(refusal_of(option, node, error)) from error
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ConfigError):
             raise cause from None
         if isinstance(cause, ERRORS_OF_VALUES):
-            raise ConfigError(_message(option, node, cause)) from cause
+            raise ConfigError(refusal_of(option, node, cause)) from cause
         raise
     if kind is not None and not isinstance(result, kind):
         made = type(result).__name__
@@ -83,7 +83,7 @@ def _resolved(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
-def _message(option: str, node: Mapping[str, Any], cause: Exception) -> str:
+def refusal_of(option: str, node: Mapping[str, Any], cause: Exception) -> str:
     """Return the target's message with the option's full name.
 
     `width must be >= 1` becomes `model.width must be >= 1` if `width` is one of the node's keys; else the message is

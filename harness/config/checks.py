@@ -11,8 +11,9 @@ refuses the value, or None if it is accepted.
     method: Group = MISSING
 """
 
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
@@ -63,7 +64,7 @@ Threads = Annotated[int | None, cores]
 def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None = None) -> None:
     """Check a program's options against their annotations, and its groups against what the program can build.
 
-    A learning rate that has no effect is refused as well.
+    A NaN is refused in every option, also in one that has no annotation, and so is a learning rate that has no effect.
 
     Args:
         config: a configuration composed from a dataclass of options, such as `VisionConfig`.
@@ -74,6 +75,8 @@ def check_options(config: DictConfig, other_checks: Mapping[str, Check] | None =
     """
     for refusal in _refusals(config, ""):
         raise ConfigError(refusal)
+    for option in _options_of_nan(OmegaConf.to_container(config, resolve=True), ""):
+        raise ConfigError(f"{option} must be a finite number, got nan")
     for option, check in (other_checks or {}).items():
         if message := check(option, OmegaConf.select(config, option)):
             raise ConfigError(message)
@@ -100,6 +103,21 @@ def _refusals(node: DictConfig, prefix: str) -> Iterator[str]:
             yield from _refusals(value, f"{prefix}{field.name}.")
         elif message := problem(prefix + field.name, value, annotations[field.name]):
             yield message
+
+
+def _options_of_nan(value: Any, name: str) -> Iterator[str]:
+    """Yield the dotted names of all options below a value that are NaN.
+
+    A run with such an option would never be recognised again, as NaN is not equal to itself.
+    """
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _options_of_nan(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _options_of_nan(item, f"{name}[{number}]")
+    elif isinstance(value, float) and math.isnan(value):
+        yield name
 
 
 def _refuse_choices_of_other_programs(config: DictConfig) -> None:
@@ -144,6 +162,26 @@ def check_optimizer(node: DictConfig) -> None:
         ConfigError: an option is wrong; the message is the optimizer's.
     """
     build("optimizer", node, torch.optim.Optimizer, params=[torch.nn.Parameter(torch.zeros(1))])
+
+
+def check_phases(benchmark: str, steps: Sequence[int]) -> None:
+    """Refuse a benchmark that trains nothing, or nothing in one of its phases.
+
+    Args:
+        benchmark: name of the benchmark.
+        steps: training steps of each phase.
+
+    Raises:
+        ConfigError: the message names the first such phase, counted from 0.
+    """
+    if not steps:
+        raise ConfigError(f"benchmark={benchmark} has no phases")
+    for number, count in enumerate(steps):
+        if count < 1:
+            raise ConfigError(
+                f"benchmark={benchmark}: phase {number} would make no training step: it needs more data, or more "
+                "passes over them"
+            )
 
 
 def check_method(

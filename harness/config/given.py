@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fire_core.methods import Method
+from fire_core.triggers import Trigger
 from harness.config.errors import ConfigError
 from harness.config.groups import methods_of
 
@@ -63,6 +65,19 @@ def idle_beside(method: Method, config: DictConfig) -> dict[str, str]:
     if set(of_optimizer) <= set(idle):
         idle.append("optimizer")  # then it does not matter which file of the group is chosen either
     return dict.fromkeys(idle, f"beside the optimizer that method={config.method.name} brings")
+
+
+def idle_layout(config: DictConfig, method: Method, trigger: Trigger | None) -> dict[str, str]:
+    """Return `model.layout` with the reason, for `refuse_idle`, if neither the method nor the trigger reads it.
+
+    It is empty in a sweep: there a method that reads no layout is often the baseline of one that does, and the analysis
+    compares runs with the same network.
+    """
+    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    trigger_reads = trigger is not None and getattr(trigger, "layout", "") is None
+    if in_sweep or trigger_reads or method.reads_layout or method_reads(config, "model.layout"):
+        return {}
+    return {"model.layout": f"with method={config.method.name}, which acts by no layout of the network"}
 
 
 def refuse_idle_learning_rate(config: DictConfig) -> None:

@@ -15,7 +15,7 @@ from harness.config.config import Compile, ProgramConfig
 from harness.config.errors import ConfigError
 from harness.config.given import refuse_idle
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
-from harness.run.identity import identity, without
+from harness.run.identity import ENVIRONMENT_NAMES, identity, without
 from harness.training.plasticity import LEVELS
 from rl.common.boundary import Boundary, check_boundary, settle_boundary
 from rl.common.continual import ContinualControl, Phase
@@ -187,6 +187,18 @@ def build_benchmark(config: AgentConfig | DictConfig) -> ContinualControl | None
     if config.benchmark is not None:
         stream = build("benchmark", config.benchmark, ContinualControl)
     return stream
+
+
+def idle_beside_sequence(config: DictConfig, benchmark: ContinualControl | None) -> dict[str, str]:
+    """Return the option that names the environment, for `refuse_idle`, if a stream never comes to that environment."""
+    if benchmark is None or not benchmark.sequence:
+        return {}
+    named = [
+        option
+        for option in ENVIRONMENT_NAMES
+        if config.env.get(option, benchmark.sequence[0]) not in benchmark.sequence
+    ]
+    return {f"env.{option}": f"beside benchmark.sequence=[{','.join(benchmark.sequence)}]" for option in named}
 
 
 def build_method(config: DictConfig, benchmark: ContinualControl | None) -> tuple[Method, Trigger | None]:

@@ -15,13 +15,13 @@ from harness.config.build import build
 from harness.config.checks import Group, check_optimizer, check_options
 from harness.config.config import autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError
-from harness.config.given import idle_beside, refuse_idle
+from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
-from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
+from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method, idle_beside_sequence
 from rl.dqn.changing import Changing
 from rl.dqn.episodes import Emulator, Episodes
 from rl.dqn.frames import FrameReplay
@@ -167,7 +167,15 @@ class Task(AgentTask):
         idle = {} if task.reads_optimizer else idle_beside(method, config)
         if config.eval.episodes is not None:
             idle |= dict.fromkeys(("eval.steps", "eval.num_envs"), f"beside eval.episodes={config.eval.episodes}")
-        refuse_idle(idle | ({} if benchmark is None else {"midpoint": "in a stream of tasks"}))
+        if benchmark is not None:
+            idle |= {"midpoint": "in a stream of tasks"} | idle_beside_sequence(config, benchmark)
+        if config.boundary.target != "follow":  # which copies the weights of the layout
+            idle |= idle_layout(config, method, trigger)
+        if config.num_envs == 1:
+            idle["exploration"] = "with num_envs=1, which has a draw of its own anyway"
+        if config.env.get("sticky") == 0:
+            idle["env.sticky_per"] = "with env.sticky=0"
+        refuse_idle(idle)
         return task
 
     @property

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fire_core.methods import Context
 from harness.training import seeding
 from harness.training.boundary import At, seed_of_new_networks
-from harness.training.measure import weight_numbers
+from harness.training.measure import check_finite, weight_numbers
 from harness.training.plasticity import plasticity
 from rl.common.learner import start_row
 from rl.sac.learner import NAMES, Learner, normalise, normalised
@@ -32,11 +32,16 @@ def policy(
     """Return the policy's actions with this noise, or its mean actions, (k, a) in [-1, 1], for observations (k, o).
 
     If `acts`, this pass is made in evaluation mode: the method watches training passes and must not see it.
+
+    Raises:
+        TrainingError: an action is not finite, as the networks have diverged; no environment gets it.
     """
     x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
     with learner.net.mode(training=False) if acts else contextlib.nullcontext():
         action = torch.tanh(learner.actor(x)[0]) if noise is None else learner.actor.sample(x, noise.to(task.device))[0]
-    return action.cpu().numpy()
+    action = action.cpu()
+    check_finite(learner.step, action)  # the environments wait for the actions on the CPU anyway
+    return action.numpy()
 
 
 def evaluate(task: Task, learner: Learner, phase: int) -> dict[str, float]:

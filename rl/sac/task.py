@@ -15,12 +15,13 @@ from harness.config.build import build
 from harness.config.checks import Group, check_options
 from harness.config.config import resolve_device, set_up_torch
 from harness.config.errors import ConfigError
+from harness.config.given import refuse_idle
 from harness.config.groups import register
 from harness.config.memory import check_fits
 from harness.training import seeding
 from rl.common.boundary import Boundary
 from rl.common.continual import ContinualControl, Phase, fill_lengths, split
-from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method
+from rl.common.task import AgentConfig, AgentTask, build_benchmark, build_method, idle_beside_sequence
 from rl.sac.control import Control, decisions_at_most
 from rl.sac.networks import Networks
 from rl.sac.workers import Tasks, Worker
@@ -110,13 +111,15 @@ class Task(AgentTask):
         control: Control = build("env", config.env, Control)
         networks: Networks = build("networks", config.networks, Networks)
         networks = replace(networks, bfloat16=config.precision == "bfloat16")
-        with contextlib.closing(control.make()) as env:
-            observations, actions = env.size, env.action_size
-            decisions = decisions_at_most(env, control.action_repeat)
-            gamma = discount(decisions) if config.gamma is None else config.gamma
         phases = phases_of(config, benchmark, control.action_repeat)
         tasks = None if benchmark is None else Tasks(benchmark, control, config.seed)
-        sizes = observations if tasks is None else tasks.size, actions
+        if tasks is None:
+            with contextlib.closing(control.make()) as env:
+                sizes = env.size, env.action_size
+                decisions = decisions_at_most(env, control.action_repeat)
+        else:
+            sizes, decisions = (tasks.size, tasks.actions), tasks.decisions
+        gamma = discount(decisions) if config.gamma is None else config.gamma
         check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
         method, trigger = build_method(config, benchmark)
         options = OmegaConf.to_object(config)
@@ -140,6 +143,10 @@ class Task(AgentTask):
             tasks=tasks,
         )
         task.check_method(Net(modules, {}, "sac"), network)
+        idle = idle_beside_sequence(config, benchmark)
+        if not config.normalize_observations:
+            idle["boundary.statistics"] = "with normalize_observations=false, which reads no statistics"
+        refuse_idle(idle)
         return task
 
     def new_networks(self, *seed_names: object) -> dict[str, Weights]:

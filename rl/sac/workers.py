@@ -31,6 +31,8 @@ class Tasks:
     Attributes:
         controls: the control tasks that take turns.
         size: length to which observations are padded.
+        actions: length of an action, which they have in common.
+        decisions: the number of decisions after which the longest of their episodes is truncated.
 
     Raises:
         ConfigError: the control tasks have actions of different lengths, one has no time limit, the stream changes
@@ -43,13 +45,14 @@ class Tasks:
         self.controls = [replace(control, task=name) for name in names]
         sizes: list[int] = []
         actions: dict[str, int] = {}
+        decisions: list[float] = []
         idle = set(benchmark.physics)  # parameters that have no effect in any of the environments
         for name, task_control in zip(names, self.controls, strict=True):
             env = task_control.make()
             try:
                 sizes.append(env.size)
                 actions[name] = env.action_size
-                decisions_at_most(env, control.action_repeat)  # refuses an environment without a time limit
+                decisions.append(decisions_at_most(env, control.action_repeat))
                 if benchmark.physics:
                     idle &= {*Physics(env.env).without_effect()}
             finally:
@@ -57,6 +60,7 @@ class Tasks:
         refuse_idle_physics(idle, ", ".join(names))
         check_one_interface("actions", actions)
         self.size = benchmark.size_for(names[0], sizes)
+        self.actions, self.decisions = actions[names[0]], max(decisions)
 
 
 def refuse_idle_physics(idle: set[str], names: str) -> None:

@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from omegaconf import OmegaConf
 from harness.config.errors import ConfigError
 from harness.run import checkpoint
 from language import phase as surroundings
+from language.benchmark import Corpora, Phase, Setting
 from language.learner import Learner
 from language.phase import EARLIER, averages, divergence, earlier_tasks, losses_on
+from language.streams import OneText
 from language.task import Task, batch_at
 from tests.programs import ALIKE, LANGUAGE, Program, summary
 from tests.zygote import Zygote
@@ -291,3 +294,19 @@ def test_a_full_reset_of_the_pair_is_one_run_from_any_start(folder: Path, tmp_pa
     assert one == other
     assert third["benchmark"]["start"] == "end"
     assert task_of([*pair, "method=full_reset", "benchmark.start=scratch"]).identity() != one
+
+
+class Stopped(OneText):
+    """A stream of a user's own whose second phase has no iteration."""
+
+    def phases(self, corpora: Corpora, setting: Setting) -> list[Phase]:
+        phase = self.phase(corpora, list(corpora), setting)
+        return [phase, replace(phase, length=replace(phase.length, steps=0))]
+
+
+def test_a_phase_without_a_step_is_refused(folder: Path) -> None:
+    text = ("dataset=text", f"dataset.path={folder}/a.txt", f"paths.data={folder}/data")
+    config = STREAM.compose("benchmark=one_text", *text)
+    config.benchmark._target_ = f"{__name__}.Stopped"
+    with pytest.raises(ConfigError, match=r"^benchmark=one_text: phase 1 would make no training step: "):
+        Task.from_config(config)

@@ -15,7 +15,7 @@ from fire_core.units.graph import Units, between
 from harness.config.build import build
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
-from tests.methods.small import PHASE, differ, trained
+from tests.methods.small import PHASE, Training, differ, trained
 
 FOLDER = CONF / "method"
 METHODS = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "chain")
@@ -98,6 +98,30 @@ def test_every_number_has_an_effect_and_a_resume_has_none(name: str) -> None:
         if not any(changed):
             without.add(number)
     assert not without, f"{name}: moved without an effect: {', '.join(sorted(without))}"
+
+
+class Watched(Net):
+    """Networks that count how often their layout is read."""
+
+    reads = 0
+
+    @property
+    def layout(self) -> str:  # type: ignore[override]
+        self.reads += 1
+        return "all"
+
+
+@pytest.mark.parametrize("layout", [None, "all"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_says_whether_it_reads_the_layout_of_the_network(name: str, layout: str | None) -> None:
+    chosen = options(name) | SETTINGS.get(name, [{}])[0]
+    if layout is not None and "layout" not in chosen:
+        pytest.skip("it has no layout of its own")
+    training = Training(chosen | ({} if layout is None else {"layout": layout}))
+    training.net.__class__ = Watched
+    training.run()
+    assert isinstance(training.net, Watched)
+    assert training.method.reads_layout == (training.net.reads > 0)
 
 
 def test_a_missing_effect_is_seen() -> None:

@@ -6,16 +6,23 @@ tests/test_ranges.py, and `test_options.py` holds that each option has such a ch
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 
+import rl.dqn.task  # noqa: F401
 import vision.train  # noqa: F401  (registers the options of the program)
+from harness.config.build import build
 from harness.config.errors import ConfigError
-from harness.config.given import refuse_idle_learning_rate
+from harness.config.given import idle_layout, refuse_idle_learning_rate
 from harness.config.groups import compose
+from harness.config.trigger import build_trigger
 from tests.programs import start_here
 from tests.zygote import Zygote
 
+LAYOUT = "model.layout has no effect with method={}, which acts by no layout of the network\n"
 UPGD = "lr has no effect beside the optimizer that method=upgd brings"
 ALIKE = ("scale=smoke", "tracker=none", "progress=false")
 VISION = {
@@ -122,6 +129,11 @@ VISION = {
     "dataset=cifar10 dataset.root=nowhere": "dataset=cifar10 is not there: put ",
     "method=fier": "method=fier is unknown (did you mean fire?); accepted: adamo, base, ",
     "method=muon method.betas=[2,3]": "method.betas[0] must be in [0, 1), got 2",
+    "dataset.noise_seed=3": "dataset.noise_seed has no effect with dataset.pixel_noise=0\n",
+    "dataset.noise_seed=0 dataset.pixel_noise=0.0": "dataset.noise_seed has no effect with dataset.pixel_noise=0\n",
+    "+model.layout=all method=redo": LAYOUT.format("redo"),
+    "+dataset.mine=nan": "dataset.mine must be a finite number, got nan\n",
+    "+optimizer.mine={a:[1,nan]}": "optimizer.mine.a[1] must be a finite number, got nan\n",
     "tuned=warm_start_cifar": "tuned=warm_start_cifar is unknown (did you mean warm_start_cifar10?); accepted: auto, ",
     "tuned=searched dataset=mnist": "conf/tuned/searched/random_labels_mnist/base.yaml is chosen and not there",
     "hydra/launcher=foo": "hydra/launcher=foo is unknown; accepted: basic, cores, joblib",
@@ -141,6 +153,8 @@ LANGUAGE = {
         "dataset.replay has no effect with benchmark=domains, which has no pair of corpora to mix"
     ),
     f"{PAIR} benchmark.start=scratch method=upgd lr=0.1": UPGD,
+    "benchmark=one_text dataset=pydoc model.layout=qk method=snp": LAYOUT.format("snp"),
+    "+model.mine=-nan": "model.mine must be",
     f"{PAIR} benchmark.checkpoints=abc": "benchmark.checkpoints must be a list, got 'abc'",
 }
 DQN = {
@@ -152,10 +166,29 @@ DQN = {
     "env=cartpole method=fire trigger=every boundary.replay=new": (
         "boundary.replay has no effect where boundaries restart nothing"
     ),
+    "env=cartpole method=base model.layout=dqn": LAYOUT.format("base"),
+    "env=cartpole method=fire method.layout=all model.layout=dqn": LAYOUT.format("fire"),
+    "env=cartpole method=chain method.of=redo+muon model.layout=dqn": LAYOUT.format("redo+muon"),
+    "env=cartpole exploration=shared num_envs=1": "exploration has no effect with num_envs=1",
+    "env=asterix env.sticky=0 env.sticky_per=frame": "env.sticky_per has no effect with env.sticky=0\n",
+    "benchmark=continual_control env=cartpole env.game=Acrobot-v1 benchmark.sequence=[CartPole-v1]": (
+        "env.game has no effect beside benchmark.sequence=[CartPole-v1]\n"
+    ),
+    "experiment=continual_minatar env.game=breakout": (
+        "env.game has no effect beside benchmark.sequence=[space_invaders,asterix,seaquest]\n"
+    ),
+    "env=cartpole env.options={mine:nan}": "env.options.mine must be a finite number, got nan\n",
     "env=asterix model=q_mlp": "model=q_mlp: q_mlp needs vectors, got observations of shape (4, 84, 84)",
 }
 SAC = {
     "cache=null": "cache must be true or false, got null",
+    "env=hopper networks=mlp normalize_observations=false boundary.statistics=new": (
+        "boundary.statistics has no effect with normalize_observations=false"
+    ),
+    "env.task=Ant-v5 benchmark.sequence=[Pendulum-v1] benchmark.physics=null": (
+        "env.task has no effect beside benchmark.sequence=[Pendulum-v1]\n"
+    ),
+    "env=hopper env.options={healthy_reward:nan}": "env.options.healthy_reward must be a finite number, got nan\n",
 }
 PREPARE = {
     "dataset=pydoc dataset.val_fraction=nan": "dataset.val_fraction must be a finite number",
@@ -388,3 +421,17 @@ def test_accepted(options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     few = (*ALIKE, "model.hidden=4", "epochs=1", "benchmark.tasks=2", "benchmark.samples=10")
     assert start_here("vision", (*few, *options.split()), monkeypatch) == 0
     assert len(list(tmp_path.glob("runs/vision/*/DONE"))) == 1
+
+
+READS = ("method=fire", "method=snp", "method=chain method.of=redo+fire", "method=redo trigger=drift")
+
+
+@pytest.mark.parametrize("options", [*READS, "method=base -m", "method=redo trigger=every trigger.steps=9"])
+def test_a_layout_is_refused_where_nothing_reads_it(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a sweep it is not: base is there the baseline of other methods, with the same network."""
+    config = compose("dqn", ["env=cartpole", "model.layout=dqn", *options.removesuffix(" -m").split()])
+    method, trigger = build("method", config.method), build_trigger(config.trigger)
+    mode = RunMode.MULTIRUN if options.endswith(" -m") else RunMode.RUN
+    monkeypatch.setattr(HydraConfig, "initialized", lambda: True)
+    monkeypatch.setattr(HydraConfig, "get", lambda: SimpleNamespace(mode=mode))
+    assert list(idle_layout(config, method, trigger)) == (["model.layout"] if "every" in options else [])

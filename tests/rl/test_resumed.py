@@ -21,6 +21,7 @@ RUNS = {
     "dqn trigger": (DQN, OF_DQN + HIDDEN + "method=chain method.of=fire+muon trigger=every trigger.steps=30"),
     "dqn c_chain": (DQN, OF_DQN + HIDDEN + "method=c_chain method.warmup=5"),  # it keeps earlier weights and inputs
     "sac fire": (SAC, OF_SAC + "method=fire benchmark.physics={gravity:[0.5,2.0]}"),
+    "sac sequence": (SAC, OF_SAC + "benchmark.size=17 benchmark.sequence=[Walker2d-v5,HalfCheetah-v5]"),
     "sac c_chain": (SAC, OF_SAC + HIDDEN + "method=c_chain method.warmup=5"),
     "sac chain": (
         SAC,

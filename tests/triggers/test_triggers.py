@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, Plateau, Trigger
+from fire_core.triggers import At, Dormancy, Drift, EffectiveRank, Every, Firing, Plateau, Trigger
 from tests.triggers.loops import mlp, train
 
 
@@ -237,6 +237,29 @@ def test_what_cannot_be_followed_is_refused_at_the_first_step(trigger, model, me
     with pytest.raises(ValueError, match=message):
         trigger.ask(1, model, loss=1.0, score=None)
     Plateau("score").ask(1, None, loss=1.0, score=None)
+
+
+class Accurate(Trigger):
+    """A trigger of a user's own, which follows a metric and defines no more than it must."""
+
+    name = "accurate"
+
+    def needs(self):
+        return {"accuracy"}
+
+    def look(self, last, step, net, metrics):
+        accuracy = metrics.get("accuracy")
+        return Firing(step, self.name, "accurate") if accuracy is not None and accuracy > 0.5 else None
+
+
+@pytest.mark.parametrize("trigger", [Accurate(), Accurate() | Every(5), Every(5) | Plateau("loss") | Accurate()])
+def test_an_own_trigger_needs_what_the_loop_gives(trigger):
+    with pytest.raises(ValueError, match=r"^Accurate: there is no metric 'accuracy'; metrics of this loop: loss$"):
+        trigger.start(metrics=("loss",))
+    with pytest.raises(ValueError, match=r"^Accurate: there is no metric 'accuracy'; metrics of this loop: loss$"):
+        trigger.ask(1, loss=1.0)
+    trigger.start(metrics=("loss", "accuracy"))
+    assert trigger.ask(1, loss=1.0, accuracy=0.6)
 
 
 def test_a_step_that_is_left_out_before_the_first_one_counts() -> None:

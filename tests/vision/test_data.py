@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision import datasets
 
 from harness.config.errors import ConfigError
-from tests.programs import compose
+from tests.programs import ALIKE, compose, start_here
 from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
 from vision.data.digits import noisy_pixels
 from vision.data.files import md5_of
@@ -521,3 +521,19 @@ def test_a_run_on_a_folder_is_named_by_the_images_and_not_by_the_place(own_image
     assert identity(elsewhere) == before
     save_image(elsewhere / "train" / "dog" / "0.png", np.full((20, 30, 3), 50, dtype=np.uint8))
     assert identity(elsewhere) != before
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("benchmark=warm_start", "benchmark.ratio=10 leaves no samples of 6 for the first phase"),
+        (
+            "benchmark=random_labels benchmark.samples=4 dataset.test_statistics=test",
+            "dataset.test_statistics has no effect with benchmark=random_labels, which tests on no images",
+        ),
+    ],
+)
+def test_what_a_small_folder_cannot_do_is_refused_in_one_line(options, says, own_images, monkeypatch, capsys):
+    data = ("dataset=folder", f"dataset.path={own_images}", "dataset.image_size=16")
+    assert start_here("vision", [*ALIKE, *data, *options.split()], monkeypatch) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"error: {says}"

@@ -1,8 +1,9 @@
 """Streams in which each phase is a new task: what a task's data are, and what a run of them leaves."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ import vision.train as trainer
 from harness.config.errors import ConfigError
 from harness.training import seeding
 from tests.programs import Program, assert_same, rows, summary
-from vision.data import load_bits, load_digits
+from vision.benchmarks import Phase
+from vision.data import ImageData, load_bits, load_digits
 from vision.data.bits import BitData
 from vision.learner import Learner
 from vision.streams import Permuted, RandomLabels, SlowlyChangingRegression, pixel_order, slow_bits
@@ -191,11 +193,65 @@ def test_gradients_are_clipped_together() -> None:
         ("benchmark=slowly_changing_regression", r"^benchmark=slowly_changing_regression has no images: it needs"),
         ("benchmark=permuted_online epochs=3", r"^benchmark.online=true sees each image once in a task: epochs"),
         ("dataset=bits", r"^dataset=bits has fewer than two classes: benchmark=random_labels has"),
+        (
+            "benchmark=warm_start benchmark.ratio=1 dataset.train_size=50",
+            r"^benchmark.ratio=1 leaves no samples of 50 for the first phase$",
+        ),
+        (
+            "benchmark=warm_start dataset.train_size=10 holdout=0.5",
+            r"^holdout=0.5: the class \d has one training image$",
+        ),
+        (
+            "benchmark=warm_start benchmark.ratio=4 dataset.train_size=40 holdout=0.5",
+            r"^holdout=0.5: benchmark.ratio=4 leaves no samples of 20 for the first phase$",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(options: str, says: str) -> None:
+    others = [option for option in TINY.options if option != "benchmark.tasks=3" or "warm_start" not in options]
     with pytest.raises(ConfigError, match=says):
-        trainer.Task.from_config(TINY.compose(*options.split()))
+        trainer.Task.from_config(TINY.compose_only([*others, *options.split()]))
+
+
+class Mine(RandomLabels):
+    """A stream of a user's own, in which `samples` and `epochs` of the phases are those of the test."""
+
+    lengths: ClassVar[list[tuple[int, int]]] = []
+
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
+        if self.share < 1:
+            raise ValueError(f"share={self.share} is too little for this stream")
+        return [Phase(np.arange(samples), np.arange(0), number) for samples, number in self.lengths]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "options", "says"),
+    [
+        ([], (), r"^benchmark=random_labels has no phases$"),
+        ([(0, 1)], (), r"^benchmark=random_labels: phase 0 would make no training step: "),
+        ([(64, 1), (0, 1)], (), r"^benchmark=random_labels: phase 1 would make no training step: "),
+        ([(64, 1), (64, 0)], (), r"^benchmark=random_labels: phase 1 would make no training step: "),
+        ([(64, 1)], ("benchmark.share=0.5",), r"^benchmark.share=0.5 is too little for this stream$"),
+    ],
+)
+def test_a_stream_of_the_users_own_is_refused_before_the_first_step(
+    lengths: list[tuple[int, int]], options: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mine, "lengths", lengths)
+    config = TINY.compose(*options)
+    config.benchmark._target_ = f"{__name__}.Mine"
+    with pytest.raises(ConfigError, match=says):
+        trainer.Task.from_config(config)
+
+
+@pytest.mark.parametrize("benchmark", ["warm_start", "continual", "class_incremental", "random_labels", "permuted"])
+def test_data_without_a_training_image_are_refused(benchmark: str) -> None:
+    digits = load_digits()
+    empty = replace(digits, train_images=digits.train_images[:0], train_labels=digits.train_labels[:0])
+    others = [option for option in TINY.options if option != "benchmark.tasks=3"]
+    config = TINY.compose_only([*others, f"benchmark={benchmark}"])
+    with pytest.raises(ConfigError, match=r"^dataset=digits has no training images$"):
+        trainer.Task.from_config(config, empty)
 
 
 @pytest.mark.parametrize("stream", STREAMS)

@@ -4,15 +4,31 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from analysis.sources import wandb_local
 from harness.config.cli import exit_code
 from harness.config.errors import TrainingError
+from rl.common.environments import Environment
 from tests import faults
-from tests.programs import LONG, SMALL, VISION, assert_same, final_state, only_run, rows, wait_for, wait_until_held
+from tests.programs import (
+    DQN,
+    LONG,
+    SAC,
+    SMALL,
+    VISION,
+    Program,
+    assert_same,
+    final_state,
+    only_run,
+    rows,
+    wait_for,
+    wait_until_held,
+)
 from tests.zygote import Zygote
 
 OFTEN = "checkpoint.every_seconds=0.05"
@@ -75,6 +91,30 @@ def test_a_loss_that_explodes(tmp_path: Path) -> None:
     assert not (run / "DONE").exists()
     weights = final_state(run)["modules"]["model"].values()
     assert all(torch.isfinite(value).all() for value in weights), "the last good one"
+
+
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (DQN, "lr=1e30"),
+        (SAC, "lr=1e30 env=hopper random_steps=20 eval_every=1000"),
+        (SAC, "lr=1e30 env=hopper random_steps=20 networks=mlp num_envs=2 eval_every=1000"),
+    ],
+)
+def test_an_agent_that_diverges_is_not_its_environments_fault(
+    program: Program, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, taken = Environment.step, list[float]()
+
+    def step(environment: Environment, action: Any) -> Any:
+        taken.append(float(np.sum(action)))
+        return plain(environment, action)
+
+    monkeypatch.setattr(Environment, "step", step)
+    with pytest.raises(TrainingError, match=r"^the loss.* is not finite at step \d+; .*Lower lr=$"):
+        program.run(tmp_path, *options.split(), "cache=off")
+    assert len(taken) > 20
+    assert np.isfinite(taken).all()
 
 
 def test_out_of_memory(tmp_path: Path, zygote: Zygote) -> None:

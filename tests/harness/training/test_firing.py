@@ -1,5 +1,6 @@
 """`trigger=` in the programs: when the method acts, the rows that say so, what is refused, what a resume needs."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from torch import nn
 from fire_core.methods import Method, Net
 from fire_core.methods.fire import Fire
 from fire_core.methods.pi import PlasticityInjection
+from fire_core.triggers.trigger import Metrics, Trigger
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from harness.config.trigger import build_trigger, check_trigger
 from harness.training.loop import Loop
-from tests.programs import ALIKE, LANGUAGE, SAC, VISION, Program, assert_same, final_state, rows
+from tests.programs import ALIKE, DQN, LANGUAGE, SAC, SCHEMAS, VISION, Program, assert_same, final_state, rows
 from vision.task import Task as VisionTask
 
 # Two tasks of two epochs of two steps; two hidden layers of 8.
@@ -104,6 +106,27 @@ def test_what_is_refused() -> None:
             check(choice, Method())
     with pytest.raises(ConfigError, match=r"^trigger=every: method=it puts in new modules"):
         check("every", PlasticityInjection())
+
+
+class Accurate(Trigger):
+    """A trigger of a user's own for a number that no program gives."""
+
+    name = "accurate"
+
+    def needs(self) -> set[str]:
+        return {"accuracy"}
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> None:
+        assert "accuracy" in metrics
+
+
+@pytest.mark.parametrize("program", [STREAM, LANGUAGE, DQN, SAC])
+def test_an_own_trigger_for_a_number_that_the_program_lacks_is_refused(program: Program, tmp_path: Path) -> None:
+    config = program.compose("method=fire", "trigger=every", "trigger.steps=5", f"paths.data={tmp_path}")
+    config.trigger = {"_target_": f"{__name__}.Accurate", "name": "accurate"}
+    make_task = importlib.import_module(SCHEMAS[program.name]).PROGRAM.make_task
+    with pytest.raises(ConfigError, match=r"^trigger=accurate: Accurate: there is no metric 'accuracy'; metrics of "):
+        make_task(config)
 
 
 OFTEN = ("trigger=plateau", "trigger.every=7", "trigger.patience=1", "trigger.min_delta=0.5")

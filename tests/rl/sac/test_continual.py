@@ -107,7 +107,21 @@ def targets_by_hand(task: Task, learner: Learner, batch: Batch, noise: torch.Ten
     return batch.reward + task.gamma * (1 - batch.terminated) * (q - learner.temperature() * log_p)
 
 
-def test_one_interface_for_two_robots() -> None:
-    pair = "benchmark.sequence=[Walker2d-v5,HalfCheetah-v5]"
-    task = Task.from_config(SAC.compose(*STREAM, "env=walker", pair, "benchmark.size=null"))
-    assert (task.observations, task.actions) == (17, 6)
+@pytest.mark.parametrize("env", ["walker", "hopper", "double_pendulum"])
+@pytest.mark.parametrize(
+    ("sequence", "observations", "actions", "gamma"),
+    [
+        ("Walker2d-v5,HalfCheetah-v5", 17, 6, 0.995),
+        ("Pendulum-v1", 3, 1, 0.975),  # episodes of 200 steps
+        ("Pendulum-v1,InvertedPendulum-v5", 4, 1, 0.995),
+    ],
+)
+def test_the_interface_is_that_of_the_sequence(
+    env: str, sequence: str, observations: int, actions: int, gamma: float
+) -> None:
+    """Whatever the environment is that `env=` names, and that the agent never meets."""
+    stream = (*STREAM, "benchmark.size=null", "benchmark.physics=null")
+    task = Task.from_config(SAC.compose(*stream, f"env={env}", f"benchmark.sequence=[{sequence}]"))
+    assert (task.observations, task.actions) == (observations, actions)
+    assert task.gamma == pytest.approx(gamma)
+    assert task.modules["actor"](torch.zeros(1, observations))[0].shape == (1, actions)
