@@ -156,16 +156,24 @@ def is_of_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("builtins", *LIBRARIES)
 
 
+def attribute_or(value: Any, name: str, default: Any = "") -> Any:
+    """Return an attribute of any object, or a default if it has none or raises whatever it raises."""
+    try:
+        return getattr(value, name, default)
+    except Exception:
+        return default
+
+
 def python_of(callee: Any) -> tuple[Any, int]:
     """Return the Python function that torch runs for a callee which is none itself, or (None, 0).
 
     These are scripted functions, custom operators, and `apply` of an autograd function. The second result is the number
     of arguments before those of the call: 1 for the context of an autograd function.
     """
-    function = getattr(callee, "_torchdynamo_inline", None) or getattr(callee, "_init_fn", None)
+    function = attribute_or(callee, "_torchdynamo_inline", None) or attribute_or(callee, "_init_fn", None)
     if inspect.isfunction(function):
         return function, 0
-    owner = getattr(callee, "__self__", None)
+    owner = attribute_or(callee, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, Autograd) and callee.__name__ == "apply":
         return owner.forward, int(owner.setup_context is Autograd.setup_context)
     return None, 0
@@ -173,5 +181,5 @@ def python_of(callee: Any) -> tuple[Any, int]:
 
 def is_foreign_operator(callee: Any) -> bool:
     """Return whether a callee is an operator that another library has registered with torch, as `torch.ops.lib.op`."""
-    home = str(getattr(callee, "__module__", ""))
+    home = str(attribute_or(callee, "__module__"))
     return home.startswith("torch._ops.") and home.split(".")[2] not in ("aten", "prims")

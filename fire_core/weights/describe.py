@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights import topology
-from fire_core.weights.code import forward_of, is_torchs
+from fire_core.weights.code import attribute_or, forward_of, is_torchs
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
 from fire_core.weights.output_layers import output_weights
@@ -208,7 +208,7 @@ class Reader:
         doubt = doubt or _doubt(code, use, rows)
         if not doubt and code is not None and not code.is_lost:
             return None, ""
-        alone = self._read_alone(use)
+        alone = self._read_alone(use, is_doubted=bool(doubt))
         if alone is None or alone.rows != rows or (needs_several and len(alone.blocks) == 1):
             return None, doubt
         return alone, ""
@@ -292,11 +292,12 @@ class Reader:
             self._multiplied_alike = {(re.sub(r"\d+", "*", name), shape) for name, shape in pairs}
         return (re.sub(r"\d+", "*", use.name), entry.parameter.shape) not in self._multiplied_alike
 
-    def _read_alone(self, use: Use) -> Cut | None:
+    def _read_alone(self, use: Use, is_doubted: bool) -> Cut | None:
         """Return the cut that a pass of the module around a layer shows, on random input; None if it shows none.
 
         If that module does not run on such input, smaller ones within it and the one around it are tried. Modules that
-        are built alike are run once.
+        are built alike are run once; where nothing but a lost output asks for the pass, so are those of one class whose
+        names differ by a number alone.
         """
         leaf, holder = use.place
         weight: Any = use.owner.weight
@@ -307,7 +308,8 @@ class Reader:
         for module in dict.fromkeys(modules):
             if not callable_module(module):
                 continue
-            key = (type(module), leaf, weight.shape, tuple(places), fingerprint(module))
+            alike = fingerprint(module) if is_doubted else re.sub(r"\d+", "*", use.name)
+            key = (type(module), leaf, weight.shape, tuple(places), alike)
             if key not in self._cuts_alone:
                 self._cuts_alone[key] = read_module(module, use.owner, places)
             cut = self._cuts_alone[key]
@@ -408,7 +410,7 @@ def fingerprint(value: object, depth: int = 0) -> str:
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{key}:{fingerprint(part, depth + 1)}' for key, part in value.items())}}}"
     if isinstance(value, type) or callable(value):
-        return getattr(value, "__qualname__", str(id(value))) + str(id(value))
+        return str(attribute_or(value, "__qualname__")) + str(id(value))
     if hasattr(value, "__dict__"):
         return f"{type(value).__qualname__}{fingerprint(vars(value), depth + 1)}"
     return str(id(value))

@@ -55,8 +55,7 @@ class MethodCalls:
         if isinstance(owner, dict):
             if name in ("items", "values", "keys"):
                 return list(getattr(owner, name)())
-            takes_item = name in ("get", "pop") and args and isinstance(args[0], str)
-            return owner.get(args[0], Unknown()) if takes_item else Unknown()
+            return self._call_method_of_mapping(owner, name, args, kwargs)
         if isinstance(owner, (Shape, tuple)):
             return Size()
         self.reading.tensors.record_write(name, [owner, *args], kwargs, node)
@@ -119,6 +118,26 @@ class MethodCalls:
         elif name == "pop" and owner:
             is_known = args and isinstance(args[0], int) and -len(owner) <= args[0] < len(owner)
             return owner.pop(args[0] if is_known else -1)
+        elif name == "copy":
+            return list(owner)
+        elif name not in ("append", "extend", "insert", "pop", "clear", "reverse", "index", "count"):
+            self.reader.escape([owner, *args], "call", name)
+        return Unknown()
+
+    def _call_method_of_mapping(self, owner: dict[Any, Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Do to a mapping what its method does, and return the method's value."""
+        has_key = bool(args) and isinstance(args[0], (str, int))
+        if name in ("get", "pop") and has_key:
+            return owner.get(args[0], args[1] if len(args) > 1 else Unknown())
+        if name == "setdefault" and has_key:
+            return owner.setdefault(args[0], args[1] if len(args) > 1 else None)
+        if name == "update" and all(isinstance(arg, dict) for arg in args):
+            owner.update({**(args[0] if args else {}), **kwargs})
+            return None
+        if name == "copy":
+            return dict(owner)
+        if name != "clear":
+            self.reader.escape([owner, *args, *kwargs.values()], "call", name)
         return Unknown()
 
     def _call_super(self, owner: Super, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:

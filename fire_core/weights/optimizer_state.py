@@ -357,17 +357,18 @@ def _reset_units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> 
         return
     try:
         rehearsal = Rehearsal(optimizer, chosen, rows)
-        yield ResetUnit(parts, rehearsal.builder, rehearsal.knowledge, rehearsal)
-        # First values other than zero and the weight come from options, which may change, so they are not cached.
-        beginnings = [first for known in rehearsal.knowledge for first in known.beginnings.values()]
-        if rows and isinstance(optimizer, Optimizer) and all(first in (0.0, "weight") for first in beginnings):
-            _KNOWLEDGE_CACHE[optimizer] = kinds, rehearsal.knowledge
     except Exception as error:  # whatever a foreign class may raise, when weights may have changed already
         inner = list(held_optimizers(optimizer).values())
         for part in inner:
             yield from _reset_units(part, chosen, rows)
         if not inner or (optimizer.state and all(optimizer.state is not part.state for part in inner)):
             yield ResetUnit([optimizer], problem=f"none can be built: {_reason(error)}")
+        return
+    yield ResetUnit(parts, rehearsal.builder, rehearsal.knowledge, rehearsal)
+    # First values other than zero and the weight come from options, which may change, so they are not cached.
+    beginnings = [first for known in rehearsal.knowledge for first in known.beginnings.values()]
+    if rows and isinstance(optimizer, Optimizer) and all(first in (0.0, "weight") for first in beginnings):
+        _KNOWLEDGE_CACHE[optimizer] = kinds, rehearsal.knowledge
 
 
 def _reason(error: Exception) -> str:

@@ -4,14 +4,17 @@ the methods of texts."""
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from fire_core.weights.code import attribute_or
 from fire_core.weights.flows import PLAIN_TYPES, Flow, Parts, Rest, Shape, Size, Unknown, Weight, merged, notes_in
 from fire_core.weights.topology import words
 
@@ -22,22 +25,28 @@ if TYPE_CHECKING:
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, str, getattr, range,
-    functools.reduce, itertools.chain, itertools.chain.from_iterable, itertools.islice, itertools.pairwise,
+    functools.reduce, itertools.chain, itertools.islice, itertools.pairwise,
     itertools.starmap,
 )  # fmt: skip
-NAMES = words("sum min max isinstance hasattr round abs bool next")  # also where a library has its own
+# By name, so that `numpy.max` counts too; functions in Python of such a name are read like any other.
+NAMES = words("sum min max isinstance hasattr round abs bool next any all")
 PLAIN_FUNCTIONS = (int, float, str, bool, round, abs, min, max, range)  # run on numbers and texts that are known
 GETTERS = (operator.attrgetter, operator.itemgetter)
 
 
 def is_pythons(callee: Any) -> bool:
     """Return whether `PythonCalls` knows what a function returns."""
-    return callee in FUNCTIONS or getattr(callee, "__name__", "") in NAMES or is_of_text(callee)
+    if any(callee is function for function in FUNCTIONS) or (
+        isinstance(callee, BuiltinFunctionType) and callee == itertools.chain.from_iterable
+    ):
+        return True
+    is_by_name = attribute_or(callee, "__name__") in NAMES and not inspect.isfunction(callee)
+    return is_by_name or is_of_text(callee)
 
 
 def is_of_text(callee: Any) -> bool:
     """Return whether a value is a method of a text, such as `"layer{}".format`."""
-    return isinstance(getattr(callee, "__self__", None), str)
+    return isinstance(attribute_or(callee, "__self__", None), str)
 
 
 def truth_of(value: Any) -> bool | None:
@@ -55,16 +64,19 @@ class PythonCalls:
     def __init__(self, reading: FunctionReading) -> None:
         self.reading = reading
 
-    def call(self, callee: Any, args: list[Any], node: ast.AST) -> Any:
+    def call(self, callee: Any, args: list[Any], kwargs: Mapping[str, Any], node: ast.AST) -> Any:
         """Return what a function returns for which `is_pythons` is true.
 
         Args:
             callee: the function.
-            args: its arguments; those by name are not read.
+            args: its arguments.
+            kwargs: those by name.
             node: the call.
         """
+        if "start" in kwargs and len(args) == 1:
+            args = [*args, kwargs["start"]]
         if is_of_text(callee):
-            return self._plain_value(callee, args)
+            return Unknown() if kwargs else self._plain_value(callee, args, node)
         match callee.__name__, len(args):
             case ("list" | "tuple" | "iter" | "sorted" | "reversed") as name, _:
                 return self._listed(name, args)
@@ -79,23 +91,45 @@ class PythonCalls:
                 return self._reduced(args[0], args[1], args[2:], node)
             case ("chain" | "from_iterable" | "islice" | "pairwise" | "enumerate" | "zip") as name, _:
                 return self._iterated(name, args)
+            case "getattr", 3 if isinstance(args[0], nn.Module) and self._has(args[0], args[1]) is False:
+                return args[2]
             case "getattr", count if count > 1 and isinstance(args[1], str):
                 return self.reading.attribute_of(args[0], args[1])
+            case "hasattr", 2 if isinstance(args[0], nn.Module) and self._has(args[0], args[1]) is not None:
+                return self._has(args[0], args[1])
+            case ("any" | "all") as name, 1:
+                truths = [truth_of(item) for item in self._items_or_escape(args[0], name) or [Unknown()]]
+                decisive = name == "any"
+                return decisive if decisive in truths else Unknown() if None in truths else not decisive
             case "next", count if count:
                 items = self._items_or_escape(args[0], "next")
                 return items[0] if items else Unknown()
             case "sum", count if count:
-                items = self._items_or_escape(args[0], "sum") or []
+                items = [*(self._items_or_escape(args[0], "sum") or []), *args[1:]]
                 flows = [item for item in items if isinstance(item, Flow)]
                 return merged(flows, notes_in(items)) if flows else Unknown()
+            case "len", 1 if isinstance(args[0], (str, range)):
+                return len(args[0])
             case "len", 1 if not isinstance(args[0], (Unknown, Flow, Shape, Parts)):
                 items = self.reading.items_of(args[0])
                 return Unknown() if items is None or any(isinstance(item, Rest) for item in items) else len(items)
-            case "isinstance", 2 if isinstance(args[1], (type, tuple)):
+            case "isinstance", 2 if _are_types(args[1]):
                 if isinstance(args[0], (nn.Module, tuple, list, dict)):
                     return isinstance(args[0], args[1])
                 return issubclass(Tensor, args[1]) if isinstance(args[0], Flow) else Unknown()
-        return self._plain_value(callee, args)
+        return self._plain_value(callee, args, node) if not kwargs else self._escaped(callee, [*args, *kwargs.values()])
+
+    def _has(self, module: nn.Module, name: Any) -> bool | None:
+        """Return whether a module has an attribute; None if that is not known without running its code."""
+        if not isinstance(name, str) or "__getattr__" in vars(type(module)):
+            return None
+        held = (vars(module), module._parameters, module._buffers, module._modules)
+        return any(name in names for names in held) or any(name in vars(kind) for kind in type(module).__mro__)
+
+    def _escaped(self, callee: Any, arguments: Sequence[Any]) -> Any:
+        """Return a value that is not known, of arguments that are followed no further."""
+        self.reading.reader.escape(list(arguments), "call", callee.__name__)
+        return Size() if any(isinstance(argument, Size) for argument in arguments) else Unknown()
 
     def call_getter(self, getter: Any, args: list[Any], node: Any) -> Any:
         """Return what `operator.attrgetter` or `itemgetter` takes from a value; what it takes from a tensor escapes."""
@@ -185,13 +219,20 @@ class PythonCalls:
             return Rest()
         return self.reading.call_value(function, list(args), {}, node)
 
-    def _plain_value(self, callee: Any, args: list[Any]) -> Any:
-        """Return what a function gives for plain values; sizes stay sizes, and all else is not known."""
-        if callee in PLAIN_FUNCTIONS or is_of_text(callee):
+    def _plain_value(self, callee: Any, args: list[Any], node: ast.AST) -> Any:
+        """Return what a function gives for plain values, or `abs` and `round` of a tensor; all else is not known."""
+        if len(args) == 1 and isinstance(args[0], Flow) and callee.__name__ in ("abs", "round"):
+            return self.reading.call_torch(callee.__name__, args, {}, node)
+        if any(callee is function for function in PLAIN_FUNCTIONS) or is_of_text(callee):
             flat = [value for arg in args for value in (arg if isinstance(arg, (tuple, list)) else [arg])]
             if args and all(isinstance(value, PLAIN_TYPES) for value in flat):
                 try:
                     return callee(*args)
                 except Exception:  # whatever these values are wrong for
                     return Unknown()
-        return Size() if any(isinstance(arg, Size) for arg in args) else Unknown()
+        return self._escaped(callee, args)
+
+
+def _are_types(value: Any) -> bool:
+    """Return whether a value can be the second argument of `isinstance`."""
+    return all(isinstance(kind, type) for kind in (value if isinstance(value, tuple) else (value,)))

@@ -99,9 +99,9 @@ class _Watch(TorchFunctionMode):
         self.parts: dict[int, dict[Any, Tensor]] = {id(weight): {} for weight in weights}
         self.multiplied: set[int] = set()
         self.reshaped: set[int] = set()
-        self._strides = {
-            weight.untyped_storage().data_ptr(): weight.stride()[-2:] for weight in weights if weight.ndim < 4
-        }
+        matrices = [weight for weight in weights if weight.ndim == 2 and min(weight.shape) > 1]
+        # How many numbers lie between the beginnings of two rows of a matrix that is stored as it is.
+        self._row_steps = {weight.untyped_storage().data_ptr(): weight.stride()[0] for weight in matrices}
         not_empty = [weight for weight in weights if weight.numel()]
         self._weight_of_storage = {weight.untyped_storage().data_ptr(): id(weight) for weight in not_empty}
         self._casts: list[Tensor] = []
@@ -133,7 +133,8 @@ class _Watch(TorchFunctionMode):
                 if self._is_reshaped(args[0]):
                     self.reshaped.add(cast_weight)
                 self._weight_of_storage[result.untyped_storage().data_ptr()] = cast_weight
-                self._strides.setdefault(result.untyped_storage().data_ptr(), result.stride()[-2:])
+                if args[0].shape == result.shape and args[0].ndim > 1:
+                    self._row_steps.setdefault(result.untyped_storage().data_ptr(), result.stride()[-2])
                 self._casts.append(result)  # kept alive, so that no other tensor gets this memory
         if name in _TAKES_PARTS and self.lines and torch.is_grad_enabled():
             self._note_parts(result)
@@ -149,9 +150,12 @@ class _Watch(TorchFunctionMode):
             return None
 
     def _is_reshaped(self, value: Tensor) -> bool:
-        """Return whether a view of a weight has other rows and columns: no step along it is one along the weight's."""
-        strides = self._strides.get(value.untyped_storage().data_ptr(), ())
-        return value.ndim > 1 and len(strides) == 2 and not {*strides} <= {*value.stride()}
+        """Return whether a view of a matrix has other rows: no step along it leads from one of its rows to the next.
+
+        A matrix of one row or column has no other.
+        """
+        step = self._row_steps.get(value.untyped_storage().data_ptr())
+        return value.ndim > 1 and step is not None and step not in value.stride()
 
     def _activate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an activation function, which passes gradients on unchanged."""

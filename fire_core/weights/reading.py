@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fire_core.weights.axes import axis_count, is_along_features, viewed
 from fire_core.weights.code import (
     Function,
+    attribute_or,
     file_of,
     is_foreign_operator,
     is_torchs,
@@ -25,6 +26,7 @@ from fire_core.weights.code import (
     source_of,
 )
 from fire_core.weights.flows import (
+    OTHER,
     PLAIN_TYPES,
     Context,
     Flow,
@@ -84,6 +86,7 @@ class FunctionReading:
         self.names: dict[str, Any] = {}
         self.written: dict[str, list[Any]] = {}  # from a variable's name to what was written into its tensor
         self.returned: list[Any] = []
+        self.yielded: list[Any] = []
         self.tensors = TensorOperations(reader, context)
         self.pythons = PythonCalls(self)
         self.methods = MethodCalls(self)
@@ -93,7 +96,9 @@ class FunctionReading:
         """Give the function's parameters their values: arguments, defaults, and unknown values for the others."""
         names = [argument.arg for argument in (*spec.posonlyargs, *spec.args)]
         if any(isinstance(value, Rest) for value in args):
-            args = args[: next(i for i, value in enumerate(args) if isinstance(value, Rest))]
+            known = next(i for i, value in enumerate(args) if isinstance(value, Rest))
+            self.reader.escape(args[known:], "call")  # it is not known which parameters get these
+            args = args[:known]
         self.names.update(zip(names, args, strict=False))
         if spec.vararg:
             others = tuple(args[len(names) :])
@@ -115,6 +120,8 @@ class FunctionReading:
         if isinstance(self.node, ast.Lambda):
             return self._value_of(self.node.body)
         self._run(self.node.body)
+        if self.yielded:
+            return self.yielded
         if not self.returned:
             return None
         return functools.reduce(self._after_either, self.returned)
@@ -149,13 +156,13 @@ class FunctionReading:
             case ast.If():
                 return self._run_branch(node)
             case ast.For() | ast.AsyncFor():
-                for value in self._loop_values(self._value_of(node.iter)):
+                for value in self._loop_values(self._value_of(node.iter), node):
                     self._assign(node.target, value, node)
                     self._run(node.body)
                 self._run(node.orelse)
             case ast.While():
-                self._value_of(node.test)
-                self._run(node.body)
+                if truth_of(self._value_of(node.test)) is not False:
+                    self._run(node.body)
                 self._run(node.orelse)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
@@ -178,9 +185,14 @@ class FunctionReading:
     def _run_import(self, node: ast.Import | ast.ImportFrom) -> None:
         """Give the names that an import within the function brings; a module that is not loaded yet is unknown."""
         for alias in node.names:
-            name = alias.asname or alias.name.partition(".")[0]
-            home = sys.modules.get(node.module or "" if isinstance(node, ast.ImportFrom) else alias.name)
-            value = getattr(home, alias.name, None) if isinstance(node, ast.ImportFrom) else home
+            if isinstance(node, ast.ImportFrom):
+                package = str(self.outer.get("__package__") or "").split(".")
+                beginning = package[: len(package) - node.level + 1] if node.level else []
+                home = sys.modules.get(".".join([*beginning, *([node.module] if node.module else [])]))
+                name, value = alias.asname or alias.name, getattr(home, alias.name, None)
+            else:  # `import a.b` gives the name a, `import a.b as c` the module a.b
+                name = alias.asname or alias.name.partition(".")[0]
+                value = sys.modules.get(alias.name if alias.asname else name)
             self.names[name] = Unknown() if value is None else value
 
     def _run_branch(self, node: ast.If) -> bool:
@@ -239,12 +251,15 @@ class FunctionReading:
             for pattern in ast.walk(case.pattern):
                 if isinstance(pattern, (ast.MatchAs, ast.MatchStar)) and pattern.name:
                     self.names[pattern.name] = subject if pattern is case.pattern else Unknown()
+                    if pattern is not case.pattern:  # it is not known which part of the subject this is
+                        self.reader.escape(subject, "matched")
             if case.guard is not None:
                 self._value_of(case.guard)
             return self._run(case.body)
 
         for case in node.cases:
-            fits = self._fits(case, subject)
+            fits = self._fits(case.pattern, subject)
+            fits = None if fits and case.guard is not None else fits
             if fits is not False:
                 branches.append(functools.partial(taken, case))
             if fits:
@@ -253,15 +268,17 @@ class FunctionReading:
             branches.append(lambda: False)  # no case fits
         return self._run_alternatives(branches)
 
-    def _fits(self, case: ast.match_case, subject: Any) -> bool | None:
-        """Return whether a case of a `match` fits its subject; None if that is not known."""
-        pattern, fits = case.pattern, None
+    def _fits(self, pattern: ast.pattern, subject: Any) -> bool | None:
+        """Return whether the pattern of a case fits the subject of a `match`; None if that is not known."""
         if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
-            fits = True
-        elif isinstance(subject, PLAIN_TYPES) and isinstance(pattern, (ast.MatchValue, ast.MatchSingleton)):
+            return True
+        if isinstance(pattern, ast.MatchOr):
+            fits = [self._fits(part, subject) for part in pattern.patterns]
+            return True if True in fits else None if None in fits else False
+        if isinstance(subject, PLAIN_TYPES) and isinstance(pattern, (ast.MatchValue, ast.MatchSingleton)):
             value = pattern.value if isinstance(pattern, ast.MatchSingleton) else self._value_of(pattern.value)
-            fits = subject == value if isinstance(value, PLAIN_TYPES) else None
-        return None if fits and case.guard is not None else fits
+            return bool(subject == value) if isinstance(value, PLAIN_TYPES) else None
+        return None
 
     def _after_either(self, first: Any, second: Any) -> Any:
         """Return what a variable holds after one of two branches; of two different kinds of values one is followed."""
@@ -274,10 +291,17 @@ class FunctionReading:
             return self.reader.numbered(either, "either", first, second)
         return either
 
-    def _loop_values(self, value: Any) -> list[Any]:
+    def _loop_values(self, value: Any, node: ast.AST) -> list[Any]:
         """Return the values for which the body of a loop is read."""
+        if isinstance(value, Instance):
+            value = self.methods.call(Method(value, "__iter__"), [], {}, node)
+        if isinstance(value, Flow):  # its places along the first axis
+            turns = MOST_TURNS if value.axes is not None and value.axes[:1] != (OTHER,) and not value.is_open else 1
+            where = (self.context.filename, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+            return [self.tensors.select(value, 0, turn, where, node) for turn in range(turns)]
         items = self.items_of(value)
         if items is None:
+            self.reader.escape(value, "iterated")
             return [Unknown()]
         known = [item for item in items if not isinstance(item, Rest)]
         if any(isinstance(item, nn.Module) or _holds_module(item) for item in known):
@@ -408,7 +432,7 @@ class FunctionReading:
             case ast.UnaryOp():
                 return self._unary_value(node)
             case ast.BoolOp():
-                return functools.reduce(self._after_either, [self._value_of(value) for value in node.values])
+                return self._either_operand(node)
             case ast.Compare():
                 return self._compare_values(node)
             case ast.IfExp():
@@ -428,6 +452,12 @@ class FunctionReading:
                 value = self._value_of(node.value)
                 self._assign(node.target, value, node)
                 return value
+            case ast.Yield(value=ast.expr() as value):
+                self.yielded.append(self._value_of(value))
+                return Unknown()
+            case ast.YieldFrom():
+                self.yielded += self._loop_values(self._value_of(node.value), node)
+                return Unknown()
             case ast.Starred() | ast.Await():
                 return self._value_of(node.value)
             case ast.Slice():
@@ -464,7 +494,7 @@ class FunctionReading:
                 return
             items = self._value_of(generators[0].iter)
             known = self.items_of(items)
-            for item in self._loop_values(items):
+            for item in self._loop_values(items, node):
                 self._assign(generators[0].target, item, node)
                 if all(truth_of(self._value_of(test)) is not False for test in generators[0].ifs):
                     turn(generators[1:])
@@ -475,10 +505,25 @@ class FunctionReading:
         self.names = before
         return results
 
+    def _either_operand(self, node: ast.BoolOp) -> Any:
+        """Return the value of `a and b` or `a or b`: the operand that decides it, or what those agree on that may."""
+        decides = isinstance(node.op, ast.Or)
+        possible = []
+        for operand in node.values:
+            value = self._value_of(operand)
+            truth = truth_of(value)
+            if truth is None or truth == decides or operand is node.values[-1]:
+                possible.append(value)
+            if truth == decides:
+                break
+        return functools.reduce(self._after_either, possible)
+
     def _compare_values(self, node: ast.Compare) -> Any:
         """Return the value of a comparison: known for two plain values and for `is None`, else unknown."""
         values = [self._value_of(node.left), *map(self._value_of, node.comparators)]
         asks_identity = isinstance(node.ops[0], (ast.Is, ast.IsNot))
+        if len(values) == 2 and isinstance(node.ops[0], (ast.In, ast.NotIn)) and _are_plain(values[0], values[1]):
+            return (values[0] in values[1]) == isinstance(node.ops[0], ast.In)
         if len(values) == 2 and all(isinstance(value, PLAIN_TYPES) for value in values):
             compare = COMPARE.get(type(node.ops[0]))
             try:
@@ -510,6 +555,8 @@ class FunctionReading:
     def _unary_value(self, node: ast.UnaryOp) -> Any:
         """Return the value of `-x`, `not x` and the like."""
         value = self._value_of(node.operand)
+        if isinstance(node.op, ast.Not) and isinstance(value, (str, type(None))):
+            return not value
         if isinstance(value, (int, float)):
             known: dict[type[ast.unaryop], Callable[[Any], Any]] = {ast.USub: operator.neg, ast.Not: operator.not_}
             return known[type(node.op)](value) if type(node.op) in known else value
@@ -567,6 +614,8 @@ class FunctionReading:
             return Method(owner, name)
         if isinstance(owner, tuple) and len(owner) == 2 and name in ("values", "indices"):  # of `x.max(1)` and the like
             return owner[name == "indices"]
+        if isinstance(owner, dict) and type(owner) is not dict and name in owner:  # an AttrDict
+            return owner[name]
         if isinstance(owner, (tuple, list, dict, Shape)):
             return Method(owner, name)
         try:
@@ -628,8 +677,8 @@ class FunctionReading:
         if isinstance(index, slice):
             bounds = (index.start, index.stop, index.step)
             return items[index] if all(isinstance(bound, int | None) for bound in bounds) else items
-        if any(isinstance(item, Rest) for item in items):
-            return Unknown()
+        if any(isinstance(item, Rest) for item in items):  # how many items there are is not known
+            items, index = [item for item in items if not isinstance(item, Rest)], None
         if isinstance(index, int) and -len(items) <= index < len(items):
             return items[index]
         return functools.reduce(agreed, items) if items else Unknown()
@@ -651,7 +700,7 @@ class FunctionReading:
             elif isinstance(value, dict):
                 kwargs |= {key: v for key, v in value.items() if isinstance(key, str)}
         result = self.call_value(callee, args, kwargs, node)
-        arguments, name = [*args, *kwargs.values()], getattr(callee, "__name__", "")
+        arguments, name = [*args, *kwargs.values()], attribute_or(callee, "__name__")
         if isinstance(callee, Method):
             arguments, name = [callee.owner, *arguments], callee.name
         if isinstance(result, Unknown) and name in MERGING_VIEWS and any(t.is_stacked for t in tensors_in(arguments)):
@@ -683,18 +732,25 @@ class FunctionReading:
         if function is not None and (source := source_of(function)) is not None:
             args = [*[Unknown()] * before, *args]
             return self.reader.call_function(source, outer_names(function), args, kwargs, Context(file_of(function)))
-        name, package = getattr(callee, "__name__", ""), (getattr(callee, "__module__", None) or "").partition(".")[0]
+        name, package = (
+            attribute_or(callee, "__name__"),
+            str(attribute_or(callee, "__module__") or "").partition(".")[0],
+        )
         is_of_torch = is_torchs(callee) and not is_foreign_operator(callee) and (function is None)
         if is_of_torch or package in ("einops", "_operator"):
             self.tensors.record_write(name, args, kwargs, node)
             return self.call_torch(name.strip("_"), args, kwargs, node)
         if is_pythons(callee):
-            return self.pythons.call(callee, args, node)
+            return self.pythons.call(callee, args, kwargs, node)
         if callee is functools.partial and args:
             return Partial(args[0], tuple(args[1:]), kwargs)
         if callee in GETTERS and all(isinstance(arg, PLAIN_TYPES) for arg in args):
             return callee(*args)
+        if isinstance(callee, type) and issubclass(callee, dict) and (not args or isinstance(args[0], dict)):
+            return {**(args[0] if args else {}), **kwargs}
         if isinstance(callee, type):
+            for weight in weights_in(arguments):
+                self.reader.use_of(weight.key).escapes = self.reader.use_of(weight.key).is_lost = True
             if flows_in(arguments) and (made := self.methods.made(callee, args, kwargs)) is not None:
                 return made
             self.reader.escape([arguments, list(kwargs)], "call", callee.__name__)
@@ -720,6 +776,12 @@ class FunctionReading:
             of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
             return self.call_value(args[0], args[1:], of_function, node)
         return self.tensors.call(name, args, kwargs, node)
+
+
+def _are_plain(value: Any, container: Any) -> bool:
+    """Return whether it is known if a value is in a container."""
+    items = container if isinstance(container, (tuple, list, set, frozenset)) else ()
+    return isinstance(value, PLAIN_TYPES) and bool(items) and all(isinstance(item, PLAIN_TYPES) for item in items)
 
 
 def _is_item_pair(pair: Any) -> bool:

@@ -79,7 +79,12 @@ Signature = set[tuple[Any, ...]]  # the operations that a part meets
 
 MOST_NESTED = 24  # calls within each other that are followed
 MOST_NODES = 200_000  # of the syntax tree, for each module from which reading starts
-KEEP_PLACES = ("activation", "pooling", "upsampling", "padding")  # files of torch's modules that keep channels apart
+CHANNELWISE_FILES = (
+    "activation",
+    "pooling",
+    "upsampling",
+    "padding",
+)  # files of torch's modules that keep channels apart
 STRICT = False  # whether an error in reading is raised, as in the tests, or the module left to the other ways
 
 
@@ -100,8 +105,8 @@ class LayerUse:
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
         escapes: whether the output is used where it cannot be followed.
-        is_lost: whether a function or an attribute takes it there, or no code that calls the layer was found. False if
-            it only goes to the caller of the model, or as a whole to a module with layers of its own.
+        is_lost: whether code that cannot be followed takes the output, such as a call or an attribute, or no call of
+            the layer was found. False if only the model's caller or a module with layers of its own takes it.
     """
 
     calls: int = 0
@@ -119,6 +124,8 @@ class LayerUse:
 
     def take_parts_of(self, other: LayerUse) -> None:
         """Add what another function does with the output of the layer, but not what it does to the weight."""
+        if not self.calls:
+            self.changed = other.changed
         self.calls += other.calls
         self.multiplied += other.multiplied
         self.fused_by_torch |= other.fused_by_torch
@@ -186,13 +193,14 @@ class SourceReader:
             weight = layer._parameters.get("weight")
             if weight is not None:
                 self.rows[id(weight)] = output_count(layer)
-        self.depthwise = {id(p) for p in model.parameters() if is_depthwise(p)}
+        # `id`s of weights with one input channel, which filter each channel by itself if there are as many groups.
+        self.filters = {id(p) for p in model.parameters() if p.ndim > 2 and p.shape[1] == 1 < len(p)}
         self._norms: set[int] = set()  # `id`s of modules
         self._hooked: set[nn.Module] = set()  # modules whose hooks were read
         self._entered: set[nn.Module] = set()
         self._nodes = 0
         self._depth = 0
-        self._functions: set[ast.AST] = set()  # that were read
+        self._functions: set[tuple[ast.AST, int]] = set()  # that were read, each with the `id` of the module
         for module in model.modules():
             if any(True for _ in module.parameters()):
                 if module not in self._entered:
@@ -203,15 +211,22 @@ class SourceReader:
                     self._read_other_methods(module)
 
     def _start_from(self, call: Callable[[], Any]) -> Any:
-        """Return what a call of a model's code returns, which goes to a caller that is not known."""
+        """Read code that no known code calls, and return its value, which goes to a caller that is not known.
+
+        After an error the rest of the code is not read, so all layers whose outputs it has followed count as lost.
+        """
         self._nodes = MOST_NODES
+        calls = {key: use.calls for key, use in self.uses.items()}
         try:
             result = call()
             self.escape(result, "returned")
             return result
-        except Exception:  # any code of others that is not foreseen here
-            if STRICT:
+        except Exception as error:  # any code of others that is not foreseen here
+            if STRICT and not isinstance(error, LimitReached):
                 raise
+            for key, use in self.uses.items():
+                if use.calls > calls.get(key, 0):
+                    use.escapes = use.is_lost = True
             return Unknown()
 
     def _read_other_methods(self, module: nn.Module) -> None:
@@ -227,7 +242,7 @@ class SourceReader:
             if name.startswith("_") or name == "forward" or owner is None or is_of_library(owner):
                 continue
             source = source_of(function) if inspect.isfunction(function) else None
-            if source is None or source in self._functions:
+            if source is None or (source, id(module)) in self._functions:
                 continue
             returned = self.results.get(module, [])
             count = len(returned)
@@ -504,14 +519,14 @@ class SourceReader:
     def _call_layer(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a linear layer or a convolution, which carries the layer."""
         weight = module._parameters.get("weight")
-        note = self.pass_through if weight is not None and is_depthwise(weight) else self.meet
+        note = self.pass_through if is_depthwise(module) else self.meet
         note([*args, *kwargs.values()], "layer", id(module))
         if weight is not None and not is_torchs(forward_of(module)[0]) and not _is_conv1d(module):
             self._read_own_forward(module, weight, len(args))
         if weight is None:
             return Unknown()
         first_input = next(iter([*args, *kwargs.values()]), None)
-        if is_depthwise(weight) and isinstance(first_input, Flow):  # it filters each channel by itself
+        if is_depthwise(module) and isinstance(first_input, Flow):  # it filters each channel by itself
             self.use_of(id(weight)).calls += 1
             return altered(first_input)
         return self.output_of(id(weight), module, first_input)
@@ -570,7 +585,7 @@ class SourceReader:
             self._entered.add(child)
             if is_layer(child) and (weight := child._parameters.get("weight")) is not None:
                 self.use_of(id(weight)).calls += 1
-        keeps = type(module).__module__.rpartition(".")[2] in KEEP_PLACES or _is_norm(module)
+        keeps = type(module).__module__.rpartition(".")[2] in CHANNELWISE_FILES or _is_norm(module)
         keeps = keeps and not isinstance(module, nn.MultiheadAttention)
         note = self.pass_through if keeps else self.meet
         note([*args, *kwargs.values()], "module", id(module) if _has_parameters(module) else name)
@@ -602,16 +617,16 @@ class SourceReader:
             self.escape([*args, *kwargs.values()], "call", id(node))
             return Unknown()
         self._depth += 1
-        self._functions.add(node)
+        self._functions.add((node, id(context.module)))
         try:
             return FunctionReading(self, node, outer, args, kwargs, context).result()
         finally:
             self._depth -= 1
 
 
-def is_depthwise(weight: Tensor) -> bool:
-    """Return whether a weight is of a convolution that filters each channel by itself and has one output for each."""
-    return weight.ndim > 2 and weight.shape[1] == 1 and len(weight) > 1
+def is_depthwise(layer: nn.Module) -> bool:
+    """Return whether a layer is a convolution that filters each channel by itself and has one output for each."""
+    return isinstance(layer, _ConvNd) and 1 < layer.groups == layer.in_channels == layer.out_channels
 
 
 def _is_norm(module: nn.Module) -> bool:

@@ -102,6 +102,10 @@ class TensorOperations:
         if isinstance(first, Weight) and not flows_in(arguments) and name not in PRODUCTS:
             return self._weight_operation(name, first, args[1:], kwargs, node)
         if name in PRODUCTS:
+            groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
+            is_grouped = name in ("conv1d", "conv2d", "conv3d") and groups != 1
+            if is_grouped and isinstance(first, Flow) and self._is_depthwise(arguments[1]):
+                return self._filtered(first, arguments[1], node)
             return self.product(name, arguments, node)
         if name == "size" and not args[1:] and not kwargs:
             return Shape(first)
@@ -201,6 +205,16 @@ class TensorOperations:
         op = {"add": ast.Add(), "sub": ast.Sub(), "div": ast.Div(), "true_divide": ast.Div()}.get(name, ast.Mult())
         return combined(op, *arguments[:2])
 
+    def _is_depthwise(self, weight: Any) -> bool:
+        """Return whether a weight filters each channel by itself, as far as its layer or its shape tells."""
+        return isinstance(weight, Weight) and not weight.part and weight.key in self.reader.filters
+
+    def _filtered(self, flow: Flow, weight: Weight, node: ast.AST) -> Flow:
+        """Return a tensor after a convolution of each of its channels by itself."""
+        self.reader.use_of(weight.key).calls += 1
+        self.reader.pass_through(flow, "layer", span_of(node, self.context))
+        return altered(flow)
+
     def product(self, name: str, arguments: list[Any], node: ast.AST) -> Any:
         """Return a product of matrices. An own weight in it makes it a layer; layers' outputs in it meet each other."""
         values = [value for item in arguments for value in (item if isinstance(item, (tuple, list)) else [item])]
@@ -208,10 +222,6 @@ class TensorOperations:
         where = span_of(node, self.context)
         flows = [value for value in values if isinstance(value, Flow)]
         notes = notes_in(values)
-        if len(weights) == 1 and len(flows) == 1 and weights[0].key in self.reader.depthwise and not weights[0].part:
-            self.reader.use_of(weights[0].key).calls += 1
-            self.reader.pass_through(flows[0], "layer", where)
-            return altered(flows[0])
         for slot, value in enumerate(values):
             if isinstance(value, Flow) and weights:
                 self.reader.meet(value, "layer", where, slot)
@@ -261,7 +271,11 @@ class TensorOperations:
         if not isinstance(joined, Flow) or flow is None:
             return joined
         origins = {key for key, _ in joined.origins}
-        is_joined = joined.is_joined or len(origins) > 1 or any(not flows_in(piece) for piece in pieces)
+        is_joined = (
+            joined.is_joined
+            or len(origins) > 1
+            or any(not flows_in(piece) for piece in pieces if not isinstance(piece, Rest))
+        )
         axes = flow.axes if len(origins) == 1 and name != "stack" else None
         return altered(joined, axes=axes, is_joined=is_joined)
 

@@ -4,6 +4,7 @@ parts are matrices of their own, or the weight is kept and named; and what only 
 import functools
 import itertools
 import operator
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ class Gated(nn.Module):
         super().__init__()
         self.first, self.mix, self.last = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, 4)
         self.blocks = nn.ModuleList([self.mix])
-        self.body = body
+        self.body, self.kind = body, "relu"
 
     def forward(self, x: Tensor) -> Any:
         return self.body(self, x)
@@ -116,7 +117,57 @@ def by_its_named_parameter(s: Any, x: Tensor) -> Any:
     return s.last(a * b.sigmoid())
 
 
+@cut
+def counted_from_one(s: Any, x: Tensor) -> Any:
+    for number, layer in enumerate([s.first, s.mix], start=1):
+        x = layer(x)
+        if number == 2:
+            x = s.gate(x)
+    return x
+
+
 # ------------------------------------------------------------------------------------------------ statements around it
+@cut
+def unpacked_by_a_case(s: Any, x: Tensor) -> Any:
+    match s.mix(x).chunk(2, -1):
+        case (a, b):
+            x = a * b.sigmoid()
+    return s.last(x)
+
+
+@cut
+def of_each_sample(s: Any, x: Tensor) -> Any:
+    return torch.stack([s.gate(sample) for sample in s.mix(x)])
+
+
+@cut
+def of_a_list_of_samples(s: Any, x: Tensor) -> Any:
+    return s.gate(torch.stack([s.mix(sample) for sample in x.unbind(0)]))
+
+
+@cut
+def of_a_generator(s: Any, x: Tensor) -> Any:
+    def halves(h: Tensor) -> Any:
+        for half in h.chunk(2, -1):  # noqa: UP028
+            yield half
+
+    a, b = halves(s.mix(x))
+    return s.last(a * b.sigmoid())
+
+
+@cut
+def from_a_mapping(s: Any, x: Tensor) -> Any:
+    values = OrderedDict()
+    values["input"] = x
+    values.update({"hidden": s.mix(x)})
+    return s.gate(values["hidden"])
+
+
+@cut
+def of_absolute_values(s: Any, x: Tensor) -> Any:
+    return s.gate(abs(s.mix(x)))
+
+
 @cut
 def behind_a_try(s: Any, x: Tensor) -> Any:
     h = s.mix(x)
@@ -227,6 +278,13 @@ def in_an_autograd_function(s: Any, x: Tensor) -> Any:
 def two_halves_of_the_batch(s: Any, x: Tensor) -> Any:
     a, b = s.mix(x).chunk(2)
     return a * b.sigmoid()
+
+
+@whole
+def a_switch_that_is_off(s: Any, x: Tensor) -> Any:
+    if s.kind in ("swiglu", "geglu") or not s.kind or any([getattr(s, "is_gated", False)]):
+        return s.gate(s.mix(x))
+    return s.mix(x)
 
 
 @whole
@@ -354,6 +412,54 @@ class Acting(nn.Module):
 def test_networks_whose_cut_is_far_from_the_layer(network: type[nn.Module], name: str, count: int) -> None:
     parts = [entry for entry in matrices(network()) if entry.name == name]
     assert len(parts) == count or [part.role for part in parts] == ["fused"]
+
+
+def test_each_instance_of_a_class_is_read() -> None:
+    networks = nn.ModuleDict({"one": Acting(), "other": Acting()})
+    for name in networks:
+        (entry,) = (entry for entry in matrices(networks) if entry.name == f"{name}.layers.2.weight")
+        assert entry.role == "fused"
+
+
+class Grey(nn.Module):
+    """A convolution with one input channel filters no channel of the layer before it by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.conv, self.last = nn.Linear(D, 64), nn.Conv2d(1, 2 * D, 3, padding=1), nn.Conv2d(D, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, scale = self.conv(self.fc(x).view(-1, 1, 8, 8)).chunk(2, 1)
+        return self.last(mean * scale.sigmoid())
+
+
+def test_a_convolution_of_one_channel_is_a_layer_like_any_other() -> None:
+    read = {entry.name: entry for entry in matrices(Grey()) if entry.name == "fc.weight"}
+    assert read["fc.weight"].rows is None
+    assert read["fc.weight"].role != "fused"
+    assert len(blocks_of(Grey(), "conv.weight")) == 2
+
+
+class Odd:
+    """An object that a module holds and that raises whatever it is asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no {name}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+def test_an_object_that_raises_does_not_stop_the_reading() -> None:
+    model = Gated(lambda s, x: s.gate(s.odd(s.mix(x))))
+    model.odd = Odd()
+    assert blocks_of(model, "mix.weight")
+
+
+def test_what_was_not_read_to_its_end_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MOST_NODES", 12)
+    model = Gated(lambda s, x: s.gate(s.mix(s.first(x))))
+    assert len(blocks_of(model, "mix.weight")) == 2
 
 
 def test_what_another_method_writes_to_a_weight_is_no_part_of_the_forward_pass() -> None:
