@@ -7,9 +7,11 @@ How a weight is cut is decided by the first of these that knows it:
 2. the model's own forward pass on an `example`, if it shows several blocks;
 3. the rules of `known`;
 4. the source of the forward passes (`source`): if it cuts a layer's output into parts that meet different operations,
-   or changes a weight before it is multiplied with, the weight is in doubt; if it certainly does not, it is one matrix;
+   or changes a weight before it is multiplied with, the weight is in doubt; if it does not, and nothing of the output
+   is lost on the way, it is one matrix;
 5. names and sizes, which may raise a doubt if the source does not tell;
-6. a pass of the module alone on random input, which settles a doubt if the module runs on that;
+6. a pass of the module alone on random input, if the module runs on that: it settles a doubt, and is made without
+   one where the code loses the output;
 7. otherwise the weight is kept, and its reason says why.
 """
 
@@ -202,7 +204,9 @@ class Reader:
             return seen, doubt or (self._doubt_of_fused_class(use) if seen is None else "")
         if entry.role not in LAYERS or entry.kind == "conv_transpose":
             return None, doubt
-        needs_several = bool(line) and code is not None and code.is_sure  # blocks in a pass, as the source shows them
+        needs_several = (
+            bool(line) and code is not None and code.is_sure
+        )  # a pass that shows one block did not reach the cut
         if seen is not None and (len(seen.blocks) > 1 or not needs_several):
             return seen, ""
         doubt = doubt or _doubt(code, use, rows)

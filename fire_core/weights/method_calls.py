@@ -61,8 +61,8 @@ class MethodCalls:
         self.reading.tensors.record_write(name, [owner, *args], kwargs, node)
         return self.reading.call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
 
-    def made(self, kind: type, args: list[Any], kwargs: dict[str, Any]) -> Instance | None:
-        """Return an object of a class whose constructor can be read; None for any other class."""
+    def instance_of(self, kind: type, args: list[Any], kwargs: dict[str, Any]) -> Instance | None:
+        """Return the object that a call of a class makes; None if its constructor cannot be read."""
         function, owner = function_of_class(kind, "__init__")
         if issubclass(kind, (nn.Module, Tensor, BaseException)) or not inspect.isfunction(function):
             return None

@@ -524,10 +524,10 @@ class FunctionReading:
         asks_identity = isinstance(node.ops[0], (ast.Is, ast.IsNot))
         if len(values) == 2 and isinstance(node.ops[0], (ast.In, ast.NotIn)) and _are_plain(values[0], values[1]):
             return (values[0] in values[1]) == isinstance(node.ops[0], ast.In)
-        if len(values) == 2 and all(isinstance(value, PLAIN_TYPES) for value in values):
-            compare = COMPARE.get(type(node.ops[0]))
+        if all(isinstance(value, PLAIN_TYPES) for value in values) and all(type(op) in COMPARE for op in node.ops):
             try:
-                return Unknown() if compare is None else compare(*values)
+                steps = zip(node.ops, itertools.pairwise(values), strict=True)
+                return all(COMPARE[type(op)](*pair) for op, pair in steps)
             except TypeError:
                 return Unknown()
         if asks_identity and values[1] is None and isinstance(values[0], (Flow, nn.Module)):
@@ -751,7 +751,7 @@ class FunctionReading:
         if isinstance(callee, type):
             for weight in weights_in(arguments):
                 self.reader.use_of(weight.key).escapes = self.reader.use_of(weight.key).is_lost = True
-            if flows_in(arguments) and (made := self.methods.made(callee, args, kwargs)) is not None:
+            if flows_in(arguments) and (made := self.methods.instance_of(callee, args, kwargs)) is not None:
                 return made
             self.reader.escape([arguments, list(kwargs)], "call", callee.__name__)
             return Unknown()
