@@ -204,9 +204,8 @@ class Reader:
             return seen, doubt or (self._doubt_of_fused_class(use) if seen is None else "")
         if entry.role not in LAYERS or entry.kind == "conv_transpose":
             return None, doubt
-        needs_several = (
-            bool(line) and code is not None and code.is_sure
-        )  # a pass that shows one block did not reach the cut
+        # Where the source is sure of a cut, a pass that shows one block has not reached it.
+        needs_several = bool(line) and code is not None and code.is_sure
         if seen is not None and (len(seen.blocks) > 1 or not needs_several):
             return seen, ""
         doubt = doubt or _doubt(code, use, rows)
