@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, str, getattr, range,
-    functools.reduce, itertools.chain, itertools.islice, itertools.pairwise,
-    itertools.starmap,
+    functools.reduce, itertools.chain, itertools.islice, itertools.pairwise, itertools.starmap,
 )  # fmt: skip
 # By name, so that `numpy.max` counts too; functions in Python of such a name are read like any other.
 NAMES = words("sum min max isinstance hasattr round abs bool next any all")
@@ -98,9 +97,7 @@ class PythonCalls:
             case "hasattr", 2 if isinstance(args[0], nn.Module) and self._has(args[0], args[1]) is not None:
                 return self._has(args[0], args[1])
             case ("any" | "all") as name, 1:
-                truths = [truth_of(item) for item in self._items_or_escape(args[0], name) or [Unknown()]]
-                decisive = name == "any"
-                return decisive if decisive in truths else Unknown() if None in truths else not decisive
+                return self._truth_of_items(name == "any", self._items_or_escape(args[0], name))
             case "next", count if count:
                 items = self._items_or_escape(args[0], "next")
                 return items[0] if items else Unknown()
@@ -119,12 +116,20 @@ class PythonCalls:
                 return issubclass(Tensor, args[1]) if isinstance(args[0], Flow) else Unknown()
         return self._plain_value(callee, args, node) if not kwargs else self._escaped(callee, [*args, *kwargs.values()])
 
+    def _truth_of_items(self, decides: bool, items: Sequence[Any] | None) -> Any:
+        """Return what `any` (an item that is true decides) or `all` (one that is false) says of some items."""
+        truths = [None] if items is None else [truth_of(item) for item in items]
+        if decides in truths:
+            return decides
+        return Unknown() if None in truths else not decides
+
     def _has(self, module: nn.Module, name: Any) -> bool | None:
         """Return whether a module has an attribute; None if that is not known without running its code."""
-        if not isinstance(name, str) or "__getattr__" in vars(type(module)):
+        kinds = type(module).__mro__
+        if not isinstance(name, str) or any("__getattr__" in vars(kind) for kind in kinds if kind is not nn.Module):
             return None
         held = (vars(module), module._parameters, module._buffers, module._modules)
-        return any(name in names for names in held) or any(name in vars(kind) for kind in type(module).__mro__)
+        return any(name in names for names in held) or any(name in vars(kind) for kind in kinds)
 
     def _escaped(self, callee: Any, arguments: Sequence[Any]) -> Any:
         """Return a value that is not known, of arguments that are followed no further."""
