@@ -214,8 +214,16 @@ class FunctionReading:
             self.names = dict(before)
             if not run():
                 ways_out.append(self.names)
-        self.names = functools.reduce(self._joined, ways_out) if ways_out else self.names
+        after = functools.reduce(self._joined, ways_out) if ways_out else self.names
+        self.names = before
+        self._set_names(after)
         return not ways_out
+
+    def _set_names(self, names: dict[str, Any]) -> None:
+        """Give the variables other values, in the same mapping, which functions defined within this one see."""
+        new = dict(names)
+        self.names.clear()
+        self.names.update(new)
 
     def _joined(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
         """Return what the variables hold after one of two branches."""
@@ -502,7 +510,7 @@ class FunctionReading:
                 results.append(Rest())
 
         turn(loops)
-        self.names = before
+        self._set_names(before)
         return results
 
     def _either_operand(self, node: ast.BoolOp) -> Any:

@@ -156,6 +156,19 @@ def of_a_generator(s: Any, x: Tensor) -> Any:
 
 
 @cut
+def in_an_inner_function_behind_a_branch(s: Any, x: Tensor) -> Any:
+    h = x
+
+    def gate() -> Tensor:
+        return s.gate(h)
+
+    if x.sum() > 1e9:
+        x = x + 1
+    h = s.mix(x)
+    return gate()
+
+
+@cut
 def from_a_mapping(s: Any, x: Tensor) -> Any:
     values = OrderedDict()
     values["input"] = x
