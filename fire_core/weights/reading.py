@@ -166,8 +166,9 @@ class FunctionReading:
                 self._run(node.orelse)
             case ast.With() | ast.AsyncWith():
                 for item in node.items:
-                    self._value_of(item.context_expr)
-                    if item.optional_vars is not None:
+                    manager = self._value_of(item.context_expr)
+                    if item.optional_vars is not None:  # what the manager gives is not followed
+                        self.reader.escape(manager, "entered")
                         self._assign(item.optional_vars, Unknown(), node)
                 return self._run(node.body)
             case ast.Try() | ast.TryStar():

@@ -168,6 +168,25 @@ def in_an_inner_function_behind_a_branch(s: Any, x: Tensor) -> Any:
     return gate()
 
 
+class Given:
+    """A context manager that gives what it holds."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __enter__(self) -> Tensor:
+        return self.value
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+@cut
+def from_a_context_manager(s: Any, x: Tensor) -> Any:
+    with Given(s.mix(x)) as h:
+        return s.gate(h)
+
+
 @cut
 def from_a_mapping(s: Any, x: Tensor) -> Any:
     values = OrderedDict()
