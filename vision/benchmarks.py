@@ -15,10 +15,14 @@ from harness.config.errors import ConfigError
 from vision.data import ImageData
 from vision.data.splits import class_phases, sample_phases, warm_start_phases
 
+NO_SAMPLES = np.arange(0)
+
 
 @dataclass(frozen=True)
 class Phase:
     """The samples that are trained on and tested on, and for how long.
+
+    Indices may be given as any sequence of whole numbers, such as a list or a tensor.
 
     Attributes:
         train: indices into the training set.
@@ -29,6 +33,9 @@ class Phase:
             the run's data set.
         unseen: indices of the test images of classes that have not come yet. With them, accuracy on all classes is
             measured too. None if the benchmark has no such classes.
+
+    Raises:
+        ValueError: indices are no whole numbers in one dimension.
     """
 
     train: np.ndarray
@@ -37,6 +44,19 @@ class Phase:
     passes_per_epoch: int = 1
     change: Callable[[ImageData], ImageData] | None = None
     unseen: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test", "unseen"):
+            if (given := getattr(self, name)) is not None:
+                indices = np.asarray(given)
+                if not indices.size:
+                    indices = NO_SAMPLES  # numpy takes an empty list for floats
+                if indices.ndim != 1 or not np.issubdtype(indices.dtype, np.integer):
+                    raise ValueError(
+                        f"a phase's {name} must hold indices, whole numbers in one dimension; got {indices.dtype} of "
+                        f"shape {indices.shape}"
+                    )
+                object.__setattr__(self, name, indices.astype(np.int64, copy=False))  # the class is frozen
 
     def steps_per_pass(self, batch_size: int) -> int:
         """Return the optimizer steps of one pass over the data; the last batch may be smaller.

@@ -16,11 +16,10 @@ from torch import Tensor
 from fire_core.ranges import Count, Share, checked, within
 from harness.config.errors import ConfigError
 from harness.training import seeding
-from vision.benchmarks import Benchmark, Phase
+from vision.benchmarks import NO_SAMPLES, Benchmark, Phase
 from vision.data import ImageData
 from vision.data.bits import BitData
 
-NO_TEST_SET = np.arange(0)
 Tasks = Annotated[int, within(1, 100_000)]  # limited, as all phases are held in a list
 Examples = Annotated[int, within(1, 10_000_000)]  # limited, as all examples of a task are held in memory
 
@@ -51,7 +50,7 @@ class RandomLabels(Benchmark):
         images = draw_training_images(data, self.samples, seed)
         redraw = functools.partial(draw_labels, images=images, share=self.share, seed=seed)
         return [
-            Phase(images, NO_TEST_SET, epochs, change=functools.partial(redraw, task=task))
+            Phase(images, NO_SAMPLES, epochs, change=functools.partial(redraw, task=task))
             for task in range(self.tasks)
         ]
 
@@ -84,7 +83,7 @@ class Permuted(Benchmark):
         if self.online and epochs != 1:
             raise ConfigError(f"benchmark.online=true sees each image once in a task: epochs must be 1, got {epochs}")
         images = draw_training_images(data, self.samples, seed)
-        test = NO_TEST_SET if self.online else np.arange(len(data.test_labels))
+        test = NO_SAMPLES if self.online else np.arange(len(data.test_labels))
         train = np.arange(len(images))  # a task's data set holds just these images, in this order
         permute = functools.partial(permute_pixels, images=images, tested=len(test) > 0, share=self.share, seed=seed)
         return [Phase(train, test, epochs, change=functools.partial(permute, task=task)) for task in range(self.tasks)]
@@ -132,7 +131,7 @@ class SlowlyChangingRegression(Benchmark):
         return [
             Phase(
                 examples,
-                NO_TEST_SET,
+                NO_SAMPLES,
                 epochs,
                 change=functools.partial(draw_bits, slow=bits, every=self.every, seed=seed, task=task),
             )

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -137,7 +138,7 @@ class Task:
         trigger = build_trigger(options.trigger)
         task = cls(options, device, data.to(device), benchmark, phases, model, method, trigger)
         model.to(memory_format=task.memory_format)
-        task.check_takes_images()
+        task.check_network()
         net = Net({"model": model}, {})
         renewed_by = "" if benchmark.keeps_optimizer or trigger is not None else stream
         check_method(method, net, name=name, network=network, renewed_by=renewed_by)
@@ -219,23 +220,31 @@ class Task:
         number_of_pass = step // phase.steps_per_pass(size)
         return authors_factor(number_of_pass, phase.epochs, phase.passes_per_epoch, earlier_epochs, fraction)
 
-    def check_takes_images(self) -> None:
-        """Check, on the CPU, that the network can take the images as they will be laid out in memory.
+    def check_network(self) -> None:
+        """Check, on the CPU, that the network takes the images as they will be laid out in memory, and what it returns.
 
         Raises:
-            ConfigError: it cannot; with the network's own error.
+            ConfigError: it cannot take them, with the network's own error; or its outputs are no (b, classes), and in a
+                regression no (b, 1).
         """
-        images = self.probe(0, 1)[0].cpu()
+        images, name = self.probe(0, 1)[0].cpu(), f"model={self.config.model['name']}"
         try:
             with torch.no_grad(), Net({"model": self.model}, {}).mode(training=False):
-                self.model(images)
+                outputs = self.model(images)
                 if any(min(self.config.batch_size, len(phase.train)) == 1 for phase in self.phases):
                     with torch.random.fork_rng():  # a batch of one image, of which batch norm cannot take the variance
                         copy.deepcopy(self.model).train()(images)
         except Exception as error:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
-            name, shape = self.config.model["name"], tuple(images.shape)
-            raise ConfigError(f"model={name} cannot take images {shape}: {first_line(error)}{hint}") from error
+            raise ConfigError(f"{name} cannot take images {tuple(images.shape)}: {first_line(error)}{hint}") from error
+        if not isinstance(outputs, Tensor):
+            raise ConfigError(f"{name} must return a tensor of outputs, and returns a {type(outputs).__name__}")
+        classes = self.data.num_classes
+        right_width = outputs.ndim == 2 and (outputs.shape[1] >= classes if self.classifies else outputs.shape[1] == 1)
+        if not right_width or outputs.shape[0] != len(images) or not outputs.is_floating_point():
+            wanted = f"({len(images)}, {classes}), a logit for each class" if self.classifies else f"({len(images)}, 1)"
+            kind = f"{str(outputs.dtype).removeprefix('torch.')} of shape {tuple(outputs.shape)}"
+            raise ConfigError(f"{name} must return floats of shape {wanted}, and returns {kind}")
 
     def identity(self) -> dict[str, Any]:
         """Return everything that shapes the run's numbers.
@@ -344,14 +353,22 @@ class Task:
         return F.cross_entropy(outputs, labels) if self.classifies else F.mse_loss(outputs.squeeze(1), labels)
 
     def data_of(self, index: int) -> ImageData:
-        """Return the data set of phase `index`, made from the run's if the phase changes it."""
-        change = self.phases[index].change
-        if change is None:
+        """Return the data set of phase `index`, made from the run's if the phase changes it.
+
+        Raises:
+            ConfigError: the phase makes no data set, or one without some of its images.
+        """
+        phase = self.phases[index]
+        if phase.change is None:
             return self.data
         if index not in self.changed:
+            changed, where = phase.change(self.data), f"benchmark={self.config.benchmark['name']}: phase {index}"
+            if not isinstance(changed, ImageData):
+                raise ConfigError(f"{where}: change must return an ImageData, not a {type(changed).__name__}")
+            check_indices(where, phase, changed)
             # Of other phases only the neighbours are kept: accuracy on the task before is measured, too.
             self.changed = {i: data for i, data in self.changed.items() if abs(i - index) == 1}
-            self.changed[index] = change(self.data)
+            self.changed[index] = changed
         return self.changed[index]
 
     def train_batch(self, index: int, samples: Tensor) -> tuple[Tensor, Tensor]:
@@ -395,14 +412,35 @@ def phases_of(config: VisionConfig, benchmark: Benchmark, data: ImageData) -> li
     """
     if not len(data.train_labels) and not isinstance(data, BitData):  # of bits a stream makes the examples
         raise ConfigError(f"dataset={config.dataset['name']} has no training images")
+    stream = f"benchmark={config.benchmark['name']}"
     try:
-        phases = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+        made = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+        if not isinstance(made, Iterable):
+            raise ConfigError(f"{stream}: phases() must return a list of Phase, not {made!r:.80}")
+        phases = list(made)
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(refusal_of("benchmark", config.benchmark, error)) from error
+    for index, phase in enumerate(phases):
+        if not isinstance(phase, Phase):
+            kind = type(phase).__name__
+            raise ConfigError(f"{stream}: phases() must return a list of Phase, and number {index} is a {kind}")
+        if phase.change is None:  # else the phase has a data set of its own, which is checked when it is made
+            check_indices(f"{stream}: phase {index}", phase, data)
     check_phases(config.benchmark["name"], [phase.steps(config.batch_size) for phase in phases])
     return phases
+
+
+def check_indices(where: str, phase: Phase, data: ImageData) -> None:
+    """Raise a ConfigError, which begins with `where`, unless the data set has all images of the phase."""
+    for kind, indices, labels in (
+        ("training", phase.train, data.train_labels),
+        ("test", phase.test, data.test_labels),
+        ("test", phase.unseen, data.test_labels),
+    ):
+        if indices is not None and len(wrong := indices[(indices < 0) | (indices >= len(labels))]):
+            raise ConfigError(f"{where} asks for {kind} image {wrong[0]}, and the data set has {len(labels)}, from 0")
 
 
 def on_device(indices: np.ndarray, device: torch.device) -> Tensor:

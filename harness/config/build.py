@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fire_core.ranges import check_arguments, shown
 from harness.config.errors import ConfigError
@@ -27,7 +29,8 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **o
         **other_arguments: arguments of the target that are no options.
 
     Raises:
-        ConfigError: `_target_` names nothing, the target refuses an argument, or its result is of another class.
+        ConfigError: `_target_` names nothing, the target refuses an argument, or its result is of another class, or
+            is a network with lazy layers, which have no weights yet.
     """
     arguments = {key: _resolved(node[key]) for key in node if key != "name"}
     target = find_target(option, node)
@@ -49,6 +52,13 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **o
     if kind is not None and not isinstance(result, kind):
         made = type(result).__name__
         raise ConfigError(f"{option}._target_={node['_target_']} makes a {made}, not a {kind.__name__}")
+    if isinstance(result, nn.Module):
+        for name, tensor in (*result.named_parameters(), *result.named_buffers()):
+            if is_lazy(tensor):
+                raise ConfigError(
+                    f"{option}={node.get('name', '?')} has lazy layers, and {name} has no shape yet: pass one example "
+                    "through the network at the end of its constructor"
+                )
     return result
 
 

@@ -1,6 +1,7 @@
 """Streams in which each phase is a new task: what a task's data are, and what a run of them leaves."""
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -242,6 +243,71 @@ def test_a_stream_of_the_users_own_is_refused_before_the_first_step(
     config.benchmark._target_ = f"{__name__}.Mine"
     with pytest.raises(ConfigError, match=says):
         trainer.Task.from_config(config)
+
+
+class Returning(RandomLabels):
+    """A stream of a user's own, whose `phases` returns what the test sets."""
+
+    returned: ClassVar[Callable[[], object]]
+
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
+        return type(self).returned()  # type: ignore[return-value]
+
+
+def task_of_phases(returned: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> trainer.Task:
+    monkeypatch.setattr(Returning, "returned", staticmethod(returned), raising=False)
+    config = TINY.compose()
+    config.benchmark._target_ = f"{__name__}.Returning"
+    return trainer.Task.from_config(config)
+
+
+ALL = np.arange(64)
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        (lambda: None, r"phases\(\) must return a list of Phase, not None$"),
+        (lambda: [(ALL, ALL)], r"phases\(\) must return a list of Phase, and number 0 is a tuple$"),
+        (lambda: [Phase(ALL / 2, ALL, 1)], r"a phase's train must hold indices, .*; got float64 of shape \(64,\)$"),
+        (lambda: [Phase(ALL, ALL > 3, 1)], r"a phase's test must hold indices, .*; got bool of shape \(64,\)$"),
+        (lambda: [Phase(ALL + 9999, ALL, 1)], r"phase 0 asks for training image 9999, and the data set has 1280, "),
+        (lambda: [Phase(ALL, ALL - 1, 1)], r"phase 0 asks for test image -1, and the data set has 517, from 0$"),
+        (lambda: [Phase(ALL, ALL, 1, unseen=ALL + 500)], r"phase 0 asks for test image 517, "),
+    ],
+)
+def test_phases_that_cannot_be_trained_on_are_refused(
+    returned: Callable[[], object], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=f"^benchmark=random_labels: {says}"):
+        task_of_phases(returned, monkeypatch)
+
+
+@pytest.mark.parametrize("samples", [list(range(64)), torch.arange(64), np.arange(64, dtype=np.uint16)])
+def test_phases_may_come_one_by_one_and_their_indices_in_any_kind(
+    samples: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of_phases(lambda: (Phase(samples, [], 1) for _ in range(2)), monkeypatch)  # type: ignore[arg-type]
+    assert [len(labels) for _, labels in trainer.batches(task, 1)] == [64]
+
+
+def first_images(data: ImageData) -> ImageData:
+    return replace(data, train_images=data.train_images[:30], train_labels=data.train_labels[:30])
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (first_images, r"asks for training image 30, and the data set has 30, from 0$"),
+        (lambda data: None, r": change must return an ImageData, not a NoneType$"),
+    ],
+)
+def test_data_of_a_phase_that_do_not_fit_it_are_refused(
+    change: Any, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = task_of_phases(lambda: [Phase(ALL, [], 1), Phase(ALL, [], 1, change=change)], monkeypatch)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"^benchmark=random_labels: phase 1 ?{says}"):
+        task.data_of(1)
 
 
 @pytest.mark.parametrize("benchmark", ["warm_start", "continual", "class_incremental", "random_labels", "permuted"])

@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,67 @@ def test_a_network_that_cannot_take_the_images_is_refused_before_a_run() -> None
     ):
         trainer.Task.from_config(VISION.compose(*VIEWING))
     trainer.Task.from_config(VISION.compose(*VIEWING, "memory_format=contiguous"))
+
+
+class Returning(nn.Module):
+    """A network of a user's own, which returns what `returns` names."""
+
+    def __init__(self, num_classes: int, returns: str = "logits", **sizes: int) -> None:
+        super().__init__()
+        self.head, self.returns = nn.Linear(64, num_classes), returns
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.head(x.flatten(1))
+        others = {
+            "logits": logits,
+            "more": logits.repeat(1, 2),
+            "tuple": (logits, logits),
+            "dict": {"logits": logits},
+            "few": logits[:, :5],
+            "map": logits.unsqueeze(2),
+            "one": logits[0],
+            "classes": logits.argmax(1),
+            "integers": logits.long(),
+        }
+        return others[self.returns]
+
+
+@pytest.mark.parametrize(
+    ("returns", "says"),
+    [
+        ("tuple", r"a tensor of outputs, and returns a tuple$"),
+        ("dict", r"a tensor of outputs, and returns a dict$"),
+        ("few", r"floats of shape \(1, 10\), a logit for each class, and returns float32 of shape \(1, 5\)$"),
+        ("map", r"floats of .* float32 of shape \(1, 10, 1\)$"),
+        ("one", r"floats of .* float32 of shape \(10,\)$"),
+        ("classes", r"floats of .* int64 of shape \(1,\)$"),
+        ("integers", r"floats of .* int64 of shape \(1, 10\)$"),
+    ],
+)
+def test_a_network_whose_outputs_are_no_logits_is_refused_before_a_run(returns: str, says: str) -> None:
+    options = ("model._target_=tests.vision.test_train.Returning", f"+model.returns={returns}")
+    with pytest.raises(ConfigError, match=f"^model=small_resnet must return {says}"):
+        trainer.Task.from_config(VISION.compose(*options))
+
+
+@pytest.mark.parametrize("returns", ["logits", "more"])
+def test_a_network_may_have_more_outputs_than_there_are_classes(returns: str) -> None:
+    options = ("model._target_=tests.vision.test_train.Returning", f"+model.returns={returns}")
+    trainer.Task.from_config(VISION.compose(*options))
+
+
+class Lazy(nn.Module):
+    def __init__(self, num_classes: int, **sizes: int) -> None:
+        super().__init__()
+        self.head = nn.LazyLinear(num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1))
+
+
+def test_a_network_whose_weights_have_no_shape_yet_is_refused_before_a_run() -> None:
+    with pytest.raises(ConfigError, match=r"^model=small_resnet has lazy layers, and head\.weight has no shape yet: "):
+        trainer.Task.from_config(VISION.compose("model._target_=tests.vision.test_train.Lazy"))
 
 
 @pytest.mark.parametrize("options", [("epochs=1",), ("epochs=10", "benchmark.ratio=1"), ("epochs=10", "warmup=0.5")])
