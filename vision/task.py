@@ -23,7 +23,7 @@ from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
 from harness.config.build import build, find_target, refusal_of
-from harness.config.checks import Group, check_method, check_optimizer, check_options, check_phases
+from harness.config.checks import Group, check_method, check_optimizer, check_options, check_outputs, check_phases
 from harness.config.config import Compile, ProgramConfig, autocast, resolve_device, set_up_torch
 from harness.config.errors import ConfigError, first_line
 from harness.config.given import idle_beside, idle_layout, refuse_idle
@@ -237,14 +237,9 @@ class Task:
         except Exception as error:
             hint = " (memory_format=contiguous may help)" if "view size" in str(error) else ""
             raise ConfigError(f"{name} cannot take images {tuple(images.shape)}: {first_line(error)}{hint}") from error
-        if not isinstance(outputs, Tensor):
-            raise ConfigError(f"{name} must return a tensor of outputs, and returns a {type(outputs).__name__}")
-        classes = self.data.num_classes
-        right_width = outputs.ndim == 2 and (outputs.shape[1] >= classes if self.classifies else outputs.shape[1] == 1)
-        if not right_width or outputs.shape[0] != len(images) or not outputs.is_floating_point():
-            wanted = f"({len(images)}, {classes}), a logit for each class" if self.classifies else f"({len(images)}, 1)"
-            kind = f"{str(outputs.dtype).removeprefix('torch.')} of shape {tuple(outputs.shape)}"
-            raise ConfigError(f"{name} must return floats of shape {wanted}, and returns {kind}")
+        classes = self.data.num_classes if self.classifies else 1
+        meaning = "a logit for each class" if self.classifies else ""
+        check_outputs(name, outputs, (len(images), classes), meaning, more=self.classifies)
 
     def identity(self) -> dict[str, Any]:
         """Return everything that shapes the run's numbers.

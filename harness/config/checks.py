@@ -20,6 +20,7 @@ from typing import Annotated, Any, get_type_hints
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from fire_core.methods import Method, Net
 from fire_core.ranges import Check, problem, shown
@@ -217,3 +218,27 @@ def check_method(
         method.check(net)
     except ValueError as error:
         raise ConfigError(f"method={name} cannot work with {network}: {error}") from error
+
+
+def check_outputs(network: str, outputs: object, shape: tuple[int, int], meaning: str, more: bool = False) -> None:
+    """Check what a network returned for some examples.
+
+    Args:
+        network: how messages call the network: `model=` and its name.
+        outputs: what it returned.
+        shape: number of examples, and of outputs for each.
+        meaning: what the outputs of an example are, for the message; may be empty.
+        more: whether there may be more outputs for each example.
+
+    Raises:
+        ConfigError: it is no tensor of floats of this shape.
+    """
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(f"{network} must return a tensor, and returns a {type(outputs).__name__}")
+    right = outputs.ndim == 2 and outputs.is_floating_point() and outputs.shape[0] == shape[0]
+    if not right or not (outputs.shape[1] == shape[1] or more and outputs.shape[1] > shape[1]):
+        dtype = str(outputs.dtype).removeprefix("torch.")
+        raise ConfigError(
+            f"{network} must return floats of shape {shape}{meaning and ', ' + meaning}, and returns {dtype} of shape "
+            f"{tuple(outputs.shape)}"
+        )

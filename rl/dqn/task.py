@@ -12,9 +12,9 @@ from fire_core.methods import Net
 from fire_core.methods.protocol import Weights
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from harness.config.build import build
-from harness.config.checks import Group, check_optimizer, check_options
+from harness.config.checks import Group, check_optimizer, check_options, check_outputs
 from harness.config.config import autocast, resolve_device, set_up_torch
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, first_line
 from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.memory import check_fits
@@ -163,6 +163,7 @@ class Task(AgentTask):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
         bytes_of_row = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
         check_fits("replay.capacity", config.replay.capacity, bytes_of_row, task.replay_device)
+        task.check_network(network)
         task.check_method(Net({"q": task.model}, {}), network)
         idle = {} if task.reads_optimizer else idle_beside(method, config)
         if config.eval.episodes is not None:
@@ -177,6 +178,23 @@ class Task(AgentTask):
             idle["env.sticky_per"] = "with env.sticky=0"
         refuse_idle(idle)
         return task
+
+    def check_network(self, network: str) -> None:
+        """Check that the network takes an observation, and returns a value for each action.
+
+        Args:
+            network: how messages call the network: `model=` and its name.
+
+        Raises:
+            ConfigError: it does not, with the network's own error where there is one.
+        """
+        shape, actions = (1, self.emulator.stack, *self.emulator.frame), self.emulator.actions
+        try:
+            with torch.no_grad(), torch.random.fork_rng([]), Net({"q": self.model}, {}).mode(training=False):
+                values = self.model(torch.zeros(shape, dtype=self.emulator.dtype))
+        except Exception as error:
+            raise ConfigError(f"{network} cannot take observations {shape}: {first_line(error)}") from error
+        check_outputs(network, values, (1, actions), "a value for each action")
 
     @property
     def reads_optimizer(self) -> bool:

@@ -91,8 +91,8 @@ class Returning(nn.Module):
 @pytest.mark.parametrize(
     ("returns", "says"),
     [
-        ("tuple", r"a tensor of outputs, and returns a tuple$"),
-        ("dict", r"a tensor of outputs, and returns a dict$"),
+        ("tuple", r"a tensor, and returns a tuple$"),
+        ("dict", r"a tensor, and returns a dict$"),
         ("few", r"floats of shape \(1, 10\), a logit for each class, and returns float32 of shape \(1, 5\)$"),
         ("map", r"floats of .* float32 of shape \(1, 10, 1\)$"),
         ("one", r"floats of .* float32 of shape \(10,\)$"),

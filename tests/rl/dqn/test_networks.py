@@ -4,8 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
+from harness.config.errors import ConfigError
 from rl.dqn.networks import MLP, MinAtarCNN, NatureCNN, QNetwork
+from rl.dqn.task import Task
+from tests.programs import DQN
 
 SIZES: dict[type[QNetwork], Any] = {  # observations, options, layers of units
     NatureCNN: ((4, 84, 84), {"width": 0.25}, 4),
@@ -41,3 +45,38 @@ def test_layer_norm_stands_before_every_activation() -> None:
     torch.testing.assert_close(hidden.mean((1, 2, 3)), torch.zeros(2), rtol=0, atol=1e-5)
     torch.testing.assert_close(hidden.std((1, 2, 3)), torch.ones(2), rtol=1e-3, atol=0)
     assert [len(units.norms) for units in network.unit_graph()] == [1, 1, 1, 1]
+
+
+class Returning(nn.Module):
+    """A network of a user's own, which returns what `returns` names."""
+
+    def __init__(self, actions: int, observation: tuple[int, ...], returns: str, **sizes: Any) -> None:
+        super().__init__()
+        self.head, self.returns = nn.Linear(observation[-1], actions), returns
+
+    def forward(self, x: Tensor) -> Any:
+        if self.returns == "error":
+            raise ValueError("no such observation")
+        values = self.head(x.flatten(1))
+        others = {"tuple": (values, values), "more": values.repeat(1, 2), "one": values[:, 0], "best": values.argmax(1)}
+        return others.get(self.returns, values)
+
+
+@pytest.mark.parametrize(
+    ("returns", "says"),
+    [
+        ("error", r"cannot take observations \(1, 1, 4\): no such observation$"),
+        ("tuple", r"must return a tensor, and returns a tuple$"),
+        ("more", r"must return floats of shape \(1, 2\), a value for each action, and returns float32 of .*\(1, 4\)$"),
+        ("one", r"must return floats of .* float32 of shape \(1,\)$"),
+        ("best", r"must return floats of .* int64 of shape \(1,\)$"),
+        ("values", None),
+    ],
+)
+def test_a_network_without_a_value_for_each_action_is_refused_before_a_run(returns: str, says: str | None) -> None:
+    config = DQN.compose(f"model._target_={__name__}.Returning", f"+model.returns={returns}")
+    if says is None:
+        Task.from_config(config)
+        return
+    with pytest.raises(ConfigError, match=rf"^model=\w+ {says}"):
+        Task.from_config(config)
