@@ -11,7 +11,11 @@ class ConfigError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """Training cannot continue (a loss that is not finite, say); the message says where it stopped."""
+    """Training cannot continue (no room for a checkpoint, say); the message says where it stopped."""
+
+
+class Diverged(TrainingError):
+    """A loss, weight, action or activation is not finite. It is a result of the run's options, as a score is."""
 
 
 def first_line(error: Exception) -> str:

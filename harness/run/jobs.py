@@ -17,7 +17,7 @@ import joblib
 
 from harness.config import groups
 from harness.config.cli import Outcome, exit_code, out_of_memory, user_facing
-from harness.config.errors import EXIT_TRAINING, ConfigError, TrainingError, first_line
+from harness.config.errors import EXIT_TRAINING, ConfigError, Diverged, TrainingError, first_line
 from harness.run.execute import new_run, run_to_end
 from harness.run.gpus import own_gpu
 from harness.run.programs import program_of
@@ -133,9 +133,7 @@ def run_job(job: Job) -> Ended:
             folder, state = new_run(config, program, task, None).folder, "done"
             try:
                 run_to_end(config, program, task, Outcome(""))
-            except TrainingError as error:
-                if error.__cause__ is not None:  # for example no room for a checkpoint; divergence has no cause
-                    raise
+            except Diverged:
                 state = "diverged"
         return ending(state, folder, time.process_time() - began)
     except (SystemExit, KeyboardInterrupt):

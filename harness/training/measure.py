@@ -15,7 +15,7 @@ from fire_core.metrics import dfi, sfe, stable_rank
 from fire_core.reinit.report import Report
 from fire_core.reinit.scales import modular
 from fire_core.weights.layout import Entry, resolve
-from harness.config.errors import TrainingError
+from harness.config.errors import Diverged
 
 Weights = dict[str, dict[str, Tensor]]  # module's name -> its state dict
 Matrices = list[tuple[str, Entry]]  # module's name, and the layout's entry of one of its weights
@@ -135,11 +135,11 @@ def check_finite(step: int, *values: Tensor) -> None:
     """Refuse values that are not finite, so that they reach no step, checkpoint or row.
 
     Raises:
-        TrainingError: a value is NaN or infinite.
+        Diverged: a value is NaN or infinite.
     """
     for value in values:
         if not (math.isfinite(value) if value.ndim == 0 else torch.isfinite(value).all()):
-            raise TrainingError(
+            raise Diverged(
                 f"the loss, its gradient or a weight is not finite at step {step}; the last checkpoint is from before. "
                 "Lower lr="
             )

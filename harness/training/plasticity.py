@@ -11,7 +11,7 @@ from fire_core.methods import Net
 from fire_core.units.graph import Units, weight
 from fire_core.units.trace import unit_graph
 from fire_core.units.watch import Watch, mean_magnitude
-from harness.config.errors import TrainingError
+from harness.config.errors import Diverged
 from harness.training.uncompiled import uncompiled
 
 LEVELS = ("off", "weights", "cheap", "full")
@@ -49,7 +49,7 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
         ranks: whether level cheap includes `effective_rank` and `srank`.
 
     Raises:
-        TrainingError: the features are not finite, as in a network that has diverged.
+        Diverged: the features are not finite, as in a network that has diverged.
     """
     if level in ("off", "weights"):
         return {}
@@ -81,7 +81,7 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
     for x in features:
         probe_features = x.flatten(0, -2)  # (probe, features)
         if not torch.isfinite(probe_features).all():
-            raise TrainingError("the activations of the last hidden layer are not finite. Lower lr=")
+            raise Diverged("the activations of the last hidden layer are not finite. Lower lr=")
         numbers["stable_rank"] = metrics.stable_rank(probe_features).item()
         if level == "full" or ranks:
             numbers["effective_rank"] = metrics.effective_rank(probe_features).item()

@@ -87,7 +87,7 @@ def test_a_loss_that_explodes(tmp_path: Path) -> None:
     assert exit_code(error.value) == 3
     assert "\n" not in str(error.value)
     run = only_run(tmp_path)
-    assert (run / "FAILED").read_text().startswith("TrainingError: ")
+    assert (run / "FAILED").read_text().startswith("Diverged: ")
     assert not (run / "DONE").exists()
     weights = final_state(run)["modules"]["model"].values()
     assert all(torch.isfinite(value).all() for value in weights), "the last good one"
