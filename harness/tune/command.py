@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from harness.config.arguments import parse_option, read_arguments, refuse_unknown
 from harness.config.cli import exit_code, library_error, one_line, user_facing
@@ -283,7 +283,12 @@ def write_best(request: Request, method: str, trials: Sequence[Trial]) -> str:
     config = compose_with_hydra(search.program, [*search.options_of(method), f"seed={search.seeds[0]}"])
     command = f"{config.hydra.help.app_name} {shlex.join([*request.given, *options_of_method(method)])}"
     command = f"{command} {winner.options}".strip()
-    values = f"lr={config.lr} {winner.options}"
+    values = OmegaConf.from_dotlist([f"lr={config.lr}", *winner.options.split()])
+    for option in search.fixed_options(method):  # they were not searched, and are a part of what was scored
+        name = option.partition("=")[0]
+        value = OmegaConf.select(config, name)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        OmegaConf.update(values, name, plain, force_add=True)
     write_winner(folder_of_winners(search.table) / f"{method}.yaml", values, command)
     lines = [f"{search.metric} {winner.score:.4f}  {winner.options or '(defaults)'}", f"  {command}"]
     if request.publish is not None:
@@ -298,15 +303,15 @@ def folder_of_winners(table: Path) -> Path:
     return table.with_suffix("")
 
 
-def write_winner(file: Path, options: str, command: str = "") -> None:
+def write_winner(file: Path, options: DictConfig, command: str = "") -> None:
     """Write a method's best options into a file of the form that `tuned=searched` reads.
 
     Args:
         file: such as conf/tuned/searched/warm_start_digits/fire.yaml; fire+muon.yaml for a chain.
-        options: as on the command line, such as `lr=0.1 method.blend=0.5`.
+        options: their values, nested as in a configuration: `{"lr": 0.1, "method": {"blend": 0.5}}`.
         command: the command that trains with these options, written as a comment; empty: no comment.
     """
-    values: Any = OmegaConf.to_container(OmegaConf.from_dotlist(options.split()))
+    values: Any = OmegaConf.to_container(options, resolve=True)
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = ["# @package _global_", *([f"# {command}"] if command else [])]
     lines += [f"{option}: {on_one_line(value)}" for option, value in values.items()]

@@ -79,6 +79,19 @@ def test_a_search_goes_on_where_it_was_stopped_and_a_finished_one_prints_its_res
     assert OmegaConf.load(tmp_path / "published/random_labels_digits/base.yaml") == {"lr": float(lr)}
 
 
+def test_the_best_values_are_those_that_were_scored_fixed_ones_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fixed = ("method.iterations=3", "method.layout={linear:project}")
+    run_search(tmp_path, monkeypatch, capsys, *TINY, *WHERE, "method=fire", "trials=1", "seeds=1", *fixed)
+    monkeypatch.setattr(groups, "CONF", Path(shutil.copytree(CONF, tmp_path / "conf")))
+    shutil.copytree(tmp_path / "published", tmp_path / "conf/tuned/searched", dirs_exist_ok=True)
+    (run,) = tmp_path.glob("runs/tune/vision/*/config.yaml")
+    scored = OmegaConf.load(run).method
+    assert (scored.iterations, scored.layout) == (3, {"linear": "project"})
+    assert compose("vision", "method=fire", "tuned=searched").method == scored
+
+
 def test_a_trial_that_diverges_is_a_row_and_never_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,9 +250,9 @@ def test_the_best_is_the_earliest_of_equal_scores_and_less_may_be_better() -> No
 
 
 def test_each_winner_is_a_file_that_hydra_takes(tmp_path: Path) -> None:
-    write_winner(tmp_path / "a_b/fire.yaml", "lr=0.1 lr=1e-05 method.blend=0.5")
-    write_winner(tmp_path / "a_b/base.yaml", "lr=0.1", "python -m vision.train method=base lr=0.1")
-    write_winner(tmp_path / "a_a/fire+muon.yaml", "lr=0.1 method.parts.muon.lr=0.5")
+    write_winner(tmp_path / "a_b/fire.yaml", OmegaConf.from_dotlist(["lr=1e-05", "method.blend=0.5"]))
+    write_winner(tmp_path / "a_b/base.yaml", OmegaConf.create({"lr": 0.1}), "python -m vision.train method=base lr=0.1")
+    write_winner(tmp_path / "a_a/fire+muon.yaml", OmegaConf.from_dotlist(["lr=0.1", "method.parts.muon.lr=0.5"]))
     assert {str(file.relative_to(tmp_path)): file.read_text() for file in tmp_path.rglob("*.yaml")} == {
         "a_b/fire.yaml": "# @package _global_\nlr: 1.0e-05\nmethod: {blend: 0.5}\n",
         "a_b/base.yaml": "# @package _global_\n# python -m vision.train method=base lr=0.1\nlr: 0.1\n",
@@ -268,7 +281,7 @@ def test_a_winner_has_the_values_with_which_its_trial_ran(monkeypatch: pytest.Mo
     where = ("method=cbp", "benchmark=warm_start", "dataset=digits")
     assert compose("vision", *where).method.maturity == 100
     monkeypatch.setattr(groups, "CONF", Path(shutil.copytree(CONF, tmp_path / "conf")))
-    write_winner(tmp_path / "conf/tuned/searched/warm_start_digits/cbp.yaml", "lr=0.5")
+    write_winner(tmp_path / "conf/tuned/searched/warm_start_digits/cbp.yaml", OmegaConf.create({"lr": 0.5}))
     searched = compose("vision", *where, "tuned=searched")
     assert (searched.method.maturity, searched.lr) == (100, 0.5)
 
