@@ -81,7 +81,7 @@ class Learner(LearnerBase):
         """Write a checkpoint with the sums of all processes; all ranks call it, and the one that has `run` writes.
 
         Raises:
-            TrainingError: a loss or weight is not finite.
+            Diverged: a loss or weight is not finite.
         """
         check_finite(self.step, self.loss_sum, *self.model.parameters())
         rank_sums = torch.zeros(task.group.size, dtype=self.loss_sum.dtype, device=self.loss_sum.device)  # (ranks,)

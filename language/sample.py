@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from fire_core.ranges import Count, NonNegative, Seed, within
 from harness import load
+from harness.config.config import set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.paths import Place
 from harness.trained.command import run_command
 from harness.trained.load import Trained
-from language.tokenizers import get_tokenizer
-from language.trained import text_of
+from language.trained import end_of, text_of
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def main(folder: str, options: Options) -> None:
     trained = load(folder, options.device, options.config_dir)
     if trained.program != "language":
         raise ConfigError(f"{folder} is of {trained.program}.train: only language models write text")
+    set_up_torch(trained.task.device, trained.config.threads, trained.config.deterministic)
     print(sample(trained, options))
 
 
@@ -49,7 +50,7 @@ def sample(trained: Trained, options: Options) -> str:
     """Return the prompt and the text that the model writes after it."""
     prompt: Tensor = trained.preprocess(options.prompt)  # (1, tokens)
     if not prompt.numel():
-        prompt = torch.full((1, 1), get_tokenizer(trained.config.tokenizer).end, device=prompt.device)
+        prompt = end_of(trained.task, trained.learner.phase)
     generator = torch.Generator().manual_seed(options.seed)
     written = generate(trained.model, prompt, options.tokens, options.temperature, options.top_k, generator)
     return options.prompt + text_of(trained.task, trained.learner.phase, written[0, prompt.shape[1] :])

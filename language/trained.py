@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from harness.trained.load import Trained
@@ -13,31 +14,30 @@ from language.task import Task
 from language.tokenizers import get_tokenizer
 
 
-def load(task: Task, state: dict[str, Any]) -> Trained:
+def load(config: DictConfig, state: dict[str, Any]) -> Trained:
     """Return the language model of a checkpoint's state, with its tokenizer."""
+    task = Task.from_config(config)
     learner = Learner.new(task)
-    learner.load_networks(state)
-    learner.phase, learner.step = state["phase"], state["step"]
-    learner.model.eval()
-    return Trained(
-        program="language",
-        config=task.config,
-        modules=learner.net.modules,
-        preprocess=functools.partial(tokens_of, task, learner.phase),
-        evaluate=functools.partial(evaluate_quietly, task, learner),
-        row=state["row"],
-        step=state["step"],
-        task=task,
-        learner=learner,
-    )
+    preprocess = functools.partial(tokens_of, task, state["phase"])
+    measure = functools.partial(evaluate_in_evaluation_mode, task, learner)
+    return Trained.of("language", task, learner, state, preprocess, measure)
 
 
 def tokens_of(task: Task, phase: int, text: str) -> Tensor:
     """Return the tokens of a text, int64 (1, tokens), as phase `phase` numbers them if a stream permutes them."""
     (tokens,) = get_tokenizer(task.config.tokenizer).encode([text])
-    plain = torch.from_numpy(tokens.astype("int64"))
+    return as_numbered(task, phase, torch.from_numpy(tokens.astype("int64")))
+
+
+def end_of(task: Task, phase: int) -> Tensor:
+    """Return the token between two documents, int64 (1, 1), as phase `phase` numbers it."""
+    return as_numbered(task, phase, torch.tensor([get_tokenizer(task.config.tokenizer).end]))
+
+
+def as_numbered(task: Task, phase: int, tokens: Tensor) -> Tensor:
+    """Return the tokenizer's tokens (n,) as phase `phase` numbers them, int64 (1, n)."""
     relabel = task.phases[phase].relabel
-    return (plain if relabel is None else relabel(plain))[None].to(task.device)
+    return (tokens if relabel is None else relabel(tokens))[None].to(task.device)
 
 
 def text_of(task: Task, phase: int, tokens: Tensor) -> str:
@@ -48,7 +48,7 @@ def text_of(task: Task, phase: int, tokens: Tensor) -> str:
     return get_tokenizer(task.config.tokenizer).decode(plain.tolist())
 
 
-def evaluate_quietly(task: Task, learner: Learner) -> dict[str, float]:
+def evaluate_in_evaluation_mode(task: Task, learner: Learner) -> dict[str, float]:
     """Return the losses of `evaluate`, and leave the model in evaluation mode."""
     losses = evaluate(task, learner)
     learner.model.eval()

@@ -13,21 +13,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from fire_core.ranges import Count, Seed, within
 from harness import load
+from harness.config.config import set_up_torch
 from harness.config.errors import ConfigError
 from harness.config.paths import Place, expanded
 from harness.trained.command import run_command
 from harness.trained.load import Trained
 from harness.training import seeding
-from rl.common.film import Film, Picture, check_strip, rendered, save_strip
+from rl.common.film import Film, Picture, check_strip, rendered, save_strip, steps_a_second
 
-RATE = 30.0  # pictures a second, if an environment does not say its rate
+STEPS_A_SECOND = 30.0  # of films, if an environment does not say its rate
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def main(folder: str, options: Options) -> None:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
     if options.task is not None and trained.task.benchmark is None:
         raise ConfigError(f"task={options.task}: {folder} is of one environment, not of a stream of tasks")
+    set_up_torch(trained.task.device, trained.config.threads, trained.config.deterministic)
     last = trained.learner.phase
     phase = last if options.task is None else options.task
     if phase > last:
@@ -159,7 +161,7 @@ def dqn_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[G
             env.begin()
             return total
 
-        yield Game(picture(), step, RATE, cut)
+        yield Game(picture(), step, env.emulator.steps_a_second or STEPS_A_SECOND, cut)
 
 
 @contextlib.contextmanager
@@ -190,8 +192,8 @@ def sac_game(trained: Trained, seed: int, phase: int, draws: bool) -> Iterator[G
             worker.begin()
             return total
 
-        metadata: dict[str, Any] = getattr(worker.env.env, "metadata", {})
-        yield Game(picture(), step, float(metadata.get("render_fps", RATE)) / control.action_repeat, cut)
+        rate = (steps_a_second(worker.env.env) or STEPS_A_SECOND) / control.action_repeat
+        yield Game(picture(), step, rate, cut)
     finally:
         worker.close()
 

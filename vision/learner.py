@@ -60,7 +60,7 @@ class Learner(LearnerBase):
         """Write a checkpoint.
 
         Raises:
-            TrainingError: a loss or weight is not finite.
+            Diverged: a loss or weight is not finite.
         """
         check_finite(self.step, self.loss_sum, *self.model.state_dict().values())
         run.checkpoint(self.step, self.state_dict())

@@ -50,8 +50,7 @@ class RandomLabels(Benchmark):
         images = draw_training_images(data, self.samples, seed)
         redraw = functools.partial(draw_labels, images=images, share=self.share, seed=seed)
         return [
-            Phase(images, NO_SAMPLES, epochs, change=functools.partial(redraw, task=task))
-            for task in range(self.tasks)
+            Phase(images, NO_SAMPLES, epochs, change=functools.partial(redraw, task=task)) for task in range(self.tasks)
         ]
 
 

@@ -62,7 +62,8 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
         The run's summary.
 
     Raises:
-        TrainingError: the loss is not finite, or a checkpoint that ends a phase could not be written.
+        Diverged: the loss is not finite.
+        TrainingError: a checkpoint that ends a phase could not be written.
         SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
     config, learner = task.config, Learner.new(task)

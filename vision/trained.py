@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+from omegaconf import DictConfig
 from torch import Tensor
 
 from harness.trained.load import Trained
@@ -11,23 +12,12 @@ from vision.phase import evaluate
 from vision.task import Task
 
 
-def load(task: Task, state: dict[str, Any]) -> Trained:
+def load(config: DictConfig, state: dict[str, Any]) -> Trained:
     """Return the network of a checkpoint's state, with the normalisation of its test images."""
+    task = Task.from_config(config)
     learner = Learner.new(task)
-    learner.load_networks(state)
-    learner.phase, learner.step = state["phase"], state["step"]
-    learner.model.eval()
-    return Trained(
-        program="vision",
-        config=task.config,
-        modules=learner.net.modules,
-        preprocess=functools.partial(normalised, task),
-        evaluate=functools.partial(evaluate, task, learner),
-        row=state["row"],
-        step=state["step"],
-        task=task,
-        learner=learner,
-    )
+    preprocess, measure = functools.partial(normalised, task), functools.partial(evaluate, task, learner)
+    return Trained.of("vision", task, learner, state, preprocess, measure)
 
 
 def normalised(task: Task, images: Tensor) -> Tensor:

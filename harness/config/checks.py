@@ -236,7 +236,7 @@ def check_outputs(network: str, outputs: object, shape: tuple[int, int], meaning
     if not isinstance(outputs, Tensor):
         raise ConfigError(f"{network} must return a tensor, and returns a {type(outputs).__name__}")
     right = outputs.ndim == 2 and outputs.is_floating_point() and outputs.shape[0] == shape[0]
-    if not right or not (outputs.shape[1] == shape[1] or more and outputs.shape[1] > shape[1]):
+    if not right or not (outputs.shape[1] == shape[1] or (more and outputs.shape[1] > shape[1])):
         dtype = str(outputs.dtype).removeprefix("torch.")
         raise ConfigError(
             f"{network} must return floats of shape {shape}{meaning and ', ' + meaning}, and returns {dtype} of shape "

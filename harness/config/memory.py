@@ -42,7 +42,8 @@ def check_fits(option: str, capacity: int, bytes_each: float, device: torch.devi
     """
     free = available_bytes(device)
     if free is not None and capacity * bytes_each > spare * free:
-        fits = int(spare * free / bytes_each) // 1000 * 1000
+        fits = int(spare * free / bytes_each)
+        fits -= fits % 1000 if fits >= 1000 else 0
         raise ConfigError(
             f"{option}={capacity} needs {capacity * bytes_each / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "
             f"free on {device}; {option}={fits} fits"

@@ -76,7 +76,7 @@ class Program(Generic[T]):
             `stop - 1` (None: of the run), within `run`, and returns a summary with `seconds`. A state has `step` and
             `method`.
         groups: config groups whose names begin the folder's name, such as ("benchmark", "dataset").
-        load: `load(task, state)` returns the trained networks as a `harness.trained.load.Trained`.
+        load: `load(config, state)` returns the trained networks as a `harness.trained.load.Trained`.
         processes: the context of a run of several processes. It yields True in the process that keeps the run folder;
             in the others it first does their part of the training, and then yields False.
     """
@@ -84,7 +84,7 @@ class Program(Generic[T]):
     make_task: Callable[[DictConfig], T]
     train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
     groups: tuple[str, ...]
-    load: Callable[[T, State], Any]
+    load: Callable[[DictConfig, State], Any]
     processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _one_process
 
 

@@ -8,8 +8,10 @@ print(trained.evaluate())                    # the numbers of the run's last row
 torch.save(trained.model.state_dict(), "weights.pt")
 """
 
+import contextlib
+import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from harness.config.config import set_up_torch
 from harness.config.errors import ConfigError, TrainingError, first_line
 from harness.run import checkpoint
 from harness.run.programs import program_of
 from harness.trained.options import recompose
+from harness.training import seeding
+from harness.training.learner import LearnerBase
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +62,39 @@ class Trained:
         """The main network: the classifier, the language model, the Q-network or the actor."""
         return next(iter(self.modules.values()))
 
+    @classmethod
+    def of(
+        cls,
+        program: str,
+        task: Any,
+        learner: LearnerBase,
+        state: dict[str, Any],
+        preprocess: Callable[..., Any],
+        evaluate: Callable[[], dict[str, float]],
+    ) -> "Trained":
+        """Return the run of a new learner, into which the networks of a checkpoint's state are put here."""
+        learner.load_networks(state)
+        learner.phase, learner.step = state["phase"], state["step"]
+        for module in learner.net.modules.values():
+            module.eval()
+        return cls(
+            program=program,
+            config=task.config,
+            modules=learner.net.modules,
+            preprocess=preprocess,
+            evaluate=functools.partial(evaluate_as_trained, task, evaluate),
+            row=state["row"],
+            step=state["step"],
+            task=task,
+            learner=learner,
+        )
+
 
 def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None = None) -> Trained:
     """Load a run in its newest state: at its end, or at its newest checkpoint.
 
-    The run's data must be where they were. The run may still be training. A damaged checkpoint is named in a warning,
+    The run's data must be where they were. The run may still be training. Torch's threads, its determinism and its
+    random generators are afterwards as they were, also after `Trained.evaluate`, which uses the run's own. A damaged checkpoint is named in a warning,
     and the one before it is loaded: `Trained.step` says which.
 
     No code comes from the folder. Only classes that files of this installation's `conf/` (or `config_dir`) name are
@@ -84,15 +117,41 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
     config.device, config.progress = device, False
     state = newest_state(path)
     program = program_of(config.program)
-    task = program.make_task(config)
     try:
-        trained: Trained = program.load(task, state)
+        with torch_as_before():
+            trained: Trained = program.load(config, state)
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError | TrainingError):
             raise
         reason = " ".join(first_line(error).split())
         raise ConfigError(f"{path}: its weights do not fit what its options build here ({reason})") from error
     return trained
+
+
+@contextlib.contextmanager
+def torch_as_before() -> Iterator[None]:
+    """After this block torch has the threads, the determinism and the states of random generators that it had before.
+
+    For code that is called within a user's own process, such as a notebook that also trains.
+    """
+    threads, random_states = torch.get_num_threads(), seeding.rng_state()
+    fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        seeding.set_rng_state(random_states)
+
+
+def evaluate_as_trained(task: Any, evaluate: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Return what `evaluate` measures with the threads and the determinism that the run had."""
+    with torch_as_before():
+        set_up_torch(task.device, task.config.threads, task.config.deterministic)
+        return evaluate()
 
 
 def newest_state(folder: Path) -> dict[str, Any]:

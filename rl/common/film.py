@@ -138,3 +138,9 @@ def rendered(name: str, env: Any) -> Picture:
         raise ConfigError(f"{name} draws no pictures (rgb_array)")
     picture: Picture = pixels.astype(np.uint8)
     return picture
+
+
+def steps_a_second(env: Any) -> float | None:
+    """Return the rate at which an environment is meant to be watched, its `render_fps`; None if it does not say."""
+    rate = (getattr(env, "metadata", None) or {}).get("render_fps")
+    return float(rate) if isinstance(rate, int | float) and rate > 0 else None

@@ -67,7 +67,7 @@ class AgentLearner(LearnerBase):
         A finished run keeps no replay, because nothing is sampled from it any more.
 
         Raises:
-            TrainingError: a weight is not finite.
+            Diverged: a weight is not finite.
             OSError: the disk is full; the last checkpoint stays as it was (`harness.training.loop` says what follows).
         """
         check_finite(self.step, self.sums, *self.net.parameters())

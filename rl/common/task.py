@@ -40,6 +40,7 @@ class AgentTask:
     Attributes:
         config: the options, as a plain dataclass, because reading a DictConfig takes as long as a small operation.
         device: device of the networks.
+        trains: whether the agent will be trained; if not, it is only played.
         phases: two halves of the run, or the tasks of a stream.
         benchmark: a stream of tasks; None if the run has two halves in one environment.
         method: the method, before the run. A template, like the trigger: learners copy it.
@@ -48,6 +49,7 @@ class AgentTask:
 
     config: AgentConfig
     device: torch.device
+    trains: bool
     phases: list[Phase]
     benchmark: ContinualControl | None
     method: Method

@@ -28,11 +28,13 @@ class Changing(Emulator):
         self.benchmark, self.emulators, self.seed = benchmark, list(emulators), seed
         first = self.emulators[0]
         if benchmark.physics:
-            raise ConfigError("benchmark.physics is of MuJoCo's worlds, which rl.sac has")
+            raise ConfigError("benchmark.physics changes environments of MuJoCo, which rl.sac alone has")
         check_one_interface("actions", {name: e.actions for name, e in zip(names, emulators, strict=True)})
         for name, emulator in zip(names, emulators, strict=True):
             if len(emulator.frame) != 1 and (changed := benchmark.changes_observations()):
-                raise ConfigError(f"env={name} shows images, whose numbers stay: set {' '.join(changed)}")
+                raise ConfigError(
+                    f"env={name} shows images, which this benchmark cannot permute: set {' '.join(changed)}"
+                )
         self.vectors = len(first.frame) == 1  # whether observations are vectors; if not, they are images
         self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
         self.random = any(emulator.random for emulator in emulators)
@@ -42,6 +44,11 @@ class Changing(Emulator):
         elif len(first.frame) == 3:  # channels, of which games have different numbers
             self.frame = (max(emulator.frame[0] for emulator in emulators), *first.frame[1:])
         self.begin_task(0)
+
+    @property
+    def steps_a_second(self) -> float | None:
+        """The rate of the present environment."""
+        return self.current.steps_a_second
 
     def begin_task(self, task: int) -> None:
         """Change to this task; new episodes must be begun afterwards."""

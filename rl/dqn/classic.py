@@ -10,7 +10,7 @@ import torch
 
 from fire_core.ranges import Count, checked
 from rl.common.environments import Environment, check_discrete, examine, make_gymnasium
-from rl.common.film import rendered
+from rl.common.film import rendered, steps_a_second
 from rl.dqn.episodes import Emulator, Episodes
 
 
@@ -58,6 +58,11 @@ class Classic(Emulator):
     def picture(self, frame: np.ndarray) -> np.ndarray:
         """Return what the first environment draws; its options must have `render_mode: rgb_array`."""
         return rendered(self._envs[0].name, self._envs[0].env)
+
+    @property
+    def steps_a_second(self) -> float | None:
+        """The environment's own rate."""
+        return steps_a_second(self._envs[0].env)
 
     def close(self) -> None:
         """Close all environments."""

@@ -71,6 +71,11 @@ class Emulator:
         picture: np.ndarray = np.einsum("chw,ck->hwk", frame.astype(float), colours * 255).clip(0, 255).astype(np.uint8)
         return picture
 
+    @property
+    def steps_a_second(self) -> float | None:
+        """The steps a second at which the environment is meant to be watched; None if it does not say."""
+        return None
+
     def close(self) -> None:
         """End the threads of the environments, if they have any."""
 

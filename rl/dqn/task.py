@@ -121,8 +121,12 @@ class Task(AgentTask):
     model: nn.Module
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> "Task":
+    def from_config(cls, config: DictConfig, trains: bool = True) -> "Task":
         """Check the options, build network and method; nothing is written.
+
+        Args:
+            config: the program's options.
+            trains: whether the agent will be trained. One that is only played needs no room for transitions.
 
         Raises:
             ConfigError: an option is out of its range, or options do not fit together or into memory.
@@ -145,8 +149,9 @@ class Task(AgentTask):
         task = cls(
             config=options,
             device=device,
-            replay_device=device if config.replay.device == "auto" else resolve_device(config.replay.device),
+            replay_device=resolve_device(config.replay.device) if trains and config.replay.device != "auto" else device,
             emulator=emulator,
+            trains=trains,
             phases=phases_of(config, benchmark),
             model=build_network(options, emulator),
             method=method,
@@ -161,8 +166,9 @@ class Task(AgentTask):
                 )
         if config.replay.capacity < config.num_envs * (emulator.stack + 2):
             raise ConfigError(f"replay.capacity={config.replay.capacity} is too small for num_envs={config.num_envs}")
-        bytes_of_row = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
-        check_fits("replay.capacity", config.replay.capacity, bytes_of_row, task.replay_device)
+        if trains:
+            bytes_of_row = FrameReplay.bytes_each(emulator.frame, emulator.dtype)
+            check_fits("replay.capacity", config.replay.capacity, bytes_of_row, task.replay_device)
         task.check_network(network)
         task.check_method(Net({"q": task.model}, {}), network)
         idle = {} if task.reads_optimizer else idle_beside(method, config)
@@ -212,10 +218,11 @@ class Task(AgentTask):
             return {"q": build_network(self.config, self.emulator).state_dict()}
 
     def new_replay(self) -> FrameReplay:
-        """Return an empty replay."""
+        """Return an empty replay; of a single row for each environment if the agent is only played."""
         config, emulator = self.config, self.emulator
+        capacity = config.replay.capacity if self.trains else config.num_envs
         return FrameReplay(
-            config.replay.capacity, config.num_envs, emulator.frame, emulator.dtype, emulator.stack, self.replay_device
+            capacity, config.num_envs, emulator.frame, emulator.dtype, emulator.stack, self.replay_device
         )
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from harness.trained.load import Trained
@@ -12,23 +13,13 @@ from rl.dqn.phase import evaluate
 from rl.dqn.task import Task
 
 
-def load(task: Task, state: dict[str, Any]) -> Trained:
+def load(config: DictConfig, state: dict[str, Any]) -> Trained:
     """Return the Q-network of a checkpoint's state."""
+    task = Task.from_config(config, trains=False)
     learner = Learner.new(task)
-    learner.load_networks(state)
-    learner.phase, learner.step = state["phase"], state["step"]
-    learner.q.eval()
-    return Trained(
-        program="dqn",
-        config=task.config,
-        modules=learner.net.modules,
-        preprocess=functools.partial(observed, task),
-        evaluate=functools.partial(evaluate, task, learner, learner.phase),
-        row=state["row"],
-        step=state["step"],
-        task=task,
-        learner=learner,
-    )
+    learner.close()  # the environments of training; an evaluation makes its own
+    preprocess, measure = functools.partial(observed, task), functools.partial(evaluate, task, learner, state["phase"])
+    return Trained.of("dqn", task, learner, state, preprocess, measure)
 
 
 def observed(task: Task, observations: Tensor) -> Tensor:

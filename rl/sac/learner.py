@@ -58,6 +58,7 @@ class Learner(AgentLearner):
             torch.compiler.reset()
             for network in (*net.modules.values(), *net.targets.values()):
                 network.compile(mode=config.compile, dynamic=False)
+        rows = config.replay_size if task.trains else config.num_envs
         return cls(
             net=net,
             critics=nn.ModuleList(net.modules[name] for name in critics),
@@ -66,7 +67,7 @@ class Learner(AgentLearner):
             method_meter=Meter(task.device),
             trigger=copy.deepcopy(task.trigger),
             temperature=Temperature(config.temperature).to(task.device),
-            replay=Transitions(config.replay_size, config.num_envs, task.observations, task.actions, task.device),
+            replay=Transitions(rows, config.num_envs, task.observations, task.actions, task.device),
             statistics=Statistics(task.observations),
             workers=Workers(task.control, config.num_envs, config.seed, task.tasks),
             generator=seeding.generator(config.seed, "stream", 0),

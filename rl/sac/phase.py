@@ -34,7 +34,7 @@ def policy(
     If `acts`, this pass is made in evaluation mode: the method watches training passes and must not see it.
 
     Raises:
-        TrainingError: an action is not finite, as the networks have diverged; no environment gets it.
+        Diverged: an action is not finite, as the networks have diverged; no environment gets it.
     """
     x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
     with learner.net.mode(training=False) if acts else contextlib.nullcontext():

@@ -93,8 +93,12 @@ class Task(AgentTask):
     tasks: Tasks | None
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> "Task":
+    def from_config(cls, config: DictConfig, trains: bool = True) -> "Task":
         """Check the options, build networks and method; nothing is written.
+
+        Args:
+            config: the program's options.
+            trains: whether the agent will be trained. One that is only played needs no room for transitions.
 
         Raises:
             ConfigError: an option is out of its range, a package is absent, or the method cannot work here.
@@ -120,7 +124,8 @@ class Task(AgentTask):
         else:
             sizes, decisions = (tasks.size, tasks.actions), tasks.decisions
         gamma = discount(decisions) if config.gamma is None else config.gamma
-        check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
+        if trains:
+            check_fits("replay_size", config.replay_size, 4 * (2 * sizes[0] + sizes[1] + 2), device)
         method, trigger = build_method(config, benchmark)
         options = OmegaConf.to_object(config)
         assert isinstance(options, SacConfig)
@@ -130,6 +135,7 @@ class Task(AgentTask):
         task = cls(
             config=options,
             device=device,
+            trains=trains,
             control=control,
             observations=sizes[0],
             actions=sizes[1],

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from omegaconf import DictConfig
 from torch import Tensor
 
 from harness.trained.load import Trained
@@ -13,24 +14,15 @@ from rl.sac.phase import evaluate
 from rl.sac.task import Task
 
 
-def load(task: Task, state: dict[str, Any]) -> Trained:
+def load(config: DictConfig, state: dict[str, Any]) -> Trained:
     """Return the actor and the critics of a checkpoint's state, with the statistics that normalise observations."""
+    task = Task.from_config(config, trains=False)
     learner = Learner.new(task)
-    learner.load_networks(state)
-    learner.phase, learner.step = state["phase"], state["step"]
+    learner.close()  # the environments of training; an evaluation makes its own
     learner.statistics.load_state_dict(state["statistics"])
-    for module in learner.net.modules.values():
-        module.eval()
-    return Trained(
-        program="sac",
-        config=task.config,
-        modules=learner.net.modules,
-        preprocess=functools.partial(observed, task, learner),
-        evaluate=functools.partial(evaluate, task, learner, learner.phase),
-        row=state["row"],
-        step=state["step"],
-        task=task,
-        learner=learner,
+    preprocess = functools.partial(observed, task, learner)
+    return Trained.of(
+        "sac", task, learner, state, preprocess, functools.partial(evaluate, task, learner, state["phase"])
     )
 
 

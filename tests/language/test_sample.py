@@ -88,6 +88,26 @@ def test_a_permuted_alphabet_is_undone(tmp_path: Path) -> None:
     assert text_of(trained.task, 1, tokens[0]) == "abc"
 
 
+def test_an_empty_prompt_is_the_start_of_a_document_in_the_task_s_alphabet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = (*ALIKE, "experiment=permuted_text", "benchmark.tasks=2", "benchmark.iterations=4")
+    folder = LANGUAGE.run_composed(tmp_path, LANGUAGE.compose_only(options))
+    trained = harness.load(folder)
+    prompts = list[list[list[int]]]()
+
+    def remember(model: Any, prompt: Tensor, *others: Any) -> Tensor:
+        prompts.append(prompt.tolist())
+        return prompt
+
+    monkeypatch.setattr("language.sample.generate", remember)
+    sample(trained, Options())
+    relabel = trained.task.phases[1].relabel
+    end = torch.tensor([[get_tokenizer(trained.config.tokenizer).end]])
+    assert relabel is not None
+    assert prompts == [relabel(end).tolist()] != [end.tolist()]
+
+
 def test_bytes_that_are_no_text_are_shown() -> None:
     assert get_tokenizer("byte").decode([104, 105, 255]) == "hi\N{REPLACEMENT CHARACTER}"
 

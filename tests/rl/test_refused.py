@@ -51,7 +51,11 @@ IMAGES = f"{CONTROL} benchmark.tasks=2 benchmark.steps=120 total_steps=240 bench
 STREAMS: list[tuple[Program, str, str]] = [
     (DQN, "benchmark.sequence=[CartPole-v1,Acrobot-v1]", "one number of actions, got CartPole-v1 2, Acrobot-v1 3"),
     (DQN, "benchmark.size=3", "benchmark.size=3 is less than the 4 numbers of env=cartpole"),
-    (DQN, "benchmark.physics={friction:[1.0,2.0]}", "benchmark.physics is of MuJoCo's worlds, which rl.sac has"),
+    (
+        DQN,
+        "benchmark.physics={friction:[1.0,2.0]}",
+        "benchmark.physics changes environments of MuJoCo, which rl.sac alone has",
+    ),
     (DQN, "total_steps=500", "total_steps=500 is not benchmark.tasks=4 times benchmark.steps=100"),
     (DQN, "learning_starts=100", "learning_starts=100 must be at least num_envs=2 and less than benchmark.steps=100"),
     (DQN, "benchmark.boundaries=hidden method=fire", "method=fire cannot act at them; say when it acts"),

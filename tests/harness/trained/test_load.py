@@ -1,10 +1,12 @@
 """A trained run back as modules: the same numbers, and nothing from a folder that is not what a run writes."""
 
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -52,6 +54,50 @@ def test_the_numbers_of_the_last_row_come_again(name: str, finished: Path, tmp_p
     assert not any(module.training for module in trained.modules.values())
     assert trained.evaluate() == measured, "evaluating changes nothing"
     assert not any(module.training for module in trained.modules.values())
+
+
+def state_of_torch() -> dict[str, Any]:
+    return {
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "fills": torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        "random": [torch.get_rng_state().tolist(), random.getstate(), repr(np.random.get_state())],  # noqa: NPY002
+    }
+
+
+@pytest.mark.parametrize("name", ["vision", "language", "dqn", "sac"])
+def test_loading_and_evaluating_change_nothing_of_the_process(name: str, tmp_path: Path) -> None:
+    program, options = RUNS[name]
+    folder = program.run(tmp_path, *options)
+    before = state_of_torch()
+    try:
+        torch.set_num_threads(2)
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+        torch.manual_seed(12345)
+        mine = state_of_torch()
+        trained = harness.load(folder)
+        assert state_of_torch() == mine
+        trained.evaluate()
+        assert state_of_torch() == mine
+    finally:
+        torch.set_num_threads(before["threads"])
+        torch.use_deterministic_algorithms(before["deterministic"])
+        torch.utils.deterministic.fill_uninitialized_memory = before["fills"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_an_agent_is_played_where_its_replay_does_not_fit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, options = RUNS[name]
+    folder = program.run(tmp_path, *options)
+    monkeypatch.setattr("harness.config.memory.available_bytes", lambda device: 1000)
+    with pytest.raises(ConfigError, match="needs .* GB of memory"):
+        program.run(tmp_path / "other", *options)
+    trained = harness.load(folder)
+    assert trained.evaluate()
+    assert trained.learner.replay.rows == 1
 
 
 def test_weights_fit_torchvision_s_own_class(tmp_path: Path) -> None:
