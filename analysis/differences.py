@@ -15,6 +15,11 @@ def flatten(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix.rstrip("."), config
 
 
+def text_of(flat: dict[str, Any], key: str) -> str:
+    """Return the value of an option of a flat config as text; an option that it lacks is no option that is null."""
+    return str(flat[key]) if key in flat else "(absent)"
+
+
 def differences(configs: Iterable[Any]) -> list[str]:
     """Return for each config the options that distinguish it, such as `lr=0.1, width=8`; empty if there is only one.
 
@@ -55,12 +60,12 @@ def distinguishing_keys(flats: Sequence[dict[str, Any]]) -> tuple[list[str], lis
     all do: a key is taken, in the configs' order, if it distinguishes more configs than those before it.
     """
     keys = dict.fromkeys(key for flat in flats for key in flat)
-    differing = [key for key in keys if len({str(flat.get(key)) for flat in flats}) > 1]
+    differing = [key for key in keys if len({text_of(flat, key) for flat in flats}) > 1]
     sufficient: list[str] = []
     number_distinguished = 1
     for key in differing:
         with_key = [*sufficient, key]
-        number = len({tuple(str(flat.get(k)) for k in with_key) for flat in flats})
+        number = len({tuple(text_of(flat, k) for k in with_key) for flat in flats})
         if number > number_distinguished:
             sufficient, number_distinguished = with_key, number
     return sufficient, differing
@@ -75,11 +80,11 @@ def looks(configs: Iterable[Any]) -> list[tuple[int, int]]:
     """
     flats = [dict(flatten(config)) for config in configs]
     keys, _ = distinguishing_keys(flats)
-    colour_key = max(keys, key=lambda key: len({str(flat.get(key)) for flat in flats}), default=None)
+    colour_key = max(keys, key=lambda key: len({text_of(flat, key) for flat in flats}), default=None)
     dash_keys = [key for key in keys if key != colour_key]
 
     def indices(keys: Sequence[str]) -> list[int]:
-        values = [tuple(str(flat.get(key)) for key in keys) for flat in flats]
+        values = [tuple(text_of(flat, key) for key in keys) for flat in flats]
         distinct = [*dict.fromkeys(values)]
         return [distinct.index(value) for value in values]
 

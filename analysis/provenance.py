@@ -12,5 +12,5 @@ def entry_of(runs: Sequence[Run]) -> provenance.Entry:
     for run in runs:
         identity = run.identity or from_config(run.config)
         for environment in provenance.environments_of_rows(run.environment):
-            entries.append(provenance.of_run(identity, environment))
+            entries.append(provenance.of_run(identity, environment, run.execution.get("device", "cpu")))
     return provenance.joined(entries)

@@ -79,6 +79,7 @@ class Run:
         boundaries: one row for each boundary at which the method acted; has `step` (of the row before it) and `phase`
             (the one that begins). Also one for each firing of a trigger, with 1 in the column `firing`.
         identity: `run` of its identity.json; None for a run without this file, whose config takes its place.
+        execution: `execution` of its identity.json, which has the device; empty if that is not known.
         failure: text of the file FAILED: why training stopped; empty if there is none.
     """
 
@@ -90,6 +91,7 @@ class Run:
     environment: dict[str, Any] = field(default_factory=dict)
     boundaries: pd.DataFrame = field(default_factory=pd.DataFrame)
     identity: dict[str, Any] | None = None
+    execution: dict[str, Any] = field(default_factory=dict)
     failure: str = ""
 
     @classmethod
@@ -99,7 +101,7 @@ class Run:
         Args:
             name: see the class.
             source: see the class.
-            meta: `config`, `finished` and `environment`, and if known `identity` and `failure`.
+            meta: `config`, `finished` and `environment`, and if known `identity`, `execution` and `failure`.
             table: all rows, with those of boundaries marked in the column `boundary`.
 
         Raises:
@@ -117,6 +119,7 @@ class Run:
             environment=meta["environment"],
             boundaries=boundaries,
             identity=meta.get("identity"),
+            execution=meta.get("execution") or {},
             failure=meta.get("failure", ""),
         )
         return check(run)

@@ -22,11 +22,21 @@ def is_stream(history: pd.DataFrame) -> bool:
 def with_tasks(history: pd.DataFrame, finished: bool) -> pd.DataFrame:
     """Return the rows with the column `task`: the task's number in the last row of each ended task, NaN in others.
 
-    The last phase of an unfinished run has not ended.
+    The last phase of an unfinished run has not ended. Phases before the first task, in which a language model is
+    trained on a mixture of all texts, are none.
     """
-    phase = history["phase"].to_numpy()
-    ends = np.append(np.diff(phase) > 0, finished)
-    return history.assign(**{TASK: np.where(ends, phase + 1, np.nan)})
+    phase, first = history["phase"].to_numpy(), first_task(history)
+    ends = np.append(np.diff(phase) > 0, finished) & (phase >= first)
+    return history.assign(**{TASK: np.where(ends, phase - first + 1, np.nan)})
+
+
+def first_task(history: pd.DataFrame) -> float:
+    """Return the number of the first phase that is a task: rows of phases before it have no averages over the tasks."""
+    averages = [key for key in ("online/accuracy", "online/loss") if key in history]
+    if not averages:  # an agent's tasks are all its phases, and a row has no average until an episode has ended
+        return 0
+    has_average = history[averages].notna().any(axis=1)
+    return float(history.loc[has_average, "phase"].iloc[0]) if has_average.any() else 0
 
 
 def values(history: pd.DataFrame, metric: str) -> Floats:

@@ -3,9 +3,9 @@
 Of a stream a column first averages the tasks of a run, so that the unit of all intervals and tests is the seed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -17,8 +17,10 @@ from analysis.estimates import Estimate, Paired, holm, mean, paired
 from analysis.runs import Group, Run, Setting, bounds_of
 
 REFERENCES = ("base", "fire")  # methods that each other method is compared with
+VERSUS = "vs "  # begins the headings of the columns of differences
 SHARE = 0.1  # of a stream's tasks, in the columns of its first and its last tasks
 Numbers = dict[int, float]  # seed -> number
+K = TypeVar("K", bound=Hashable)  # what names a method's runs
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ def results(setting: Setting) -> pd.DataFrame:
     that of training episodes beside evaluations, or that of greedy evaluations beside tasks' training episodes.
     """
     groups = setting.groups
-    rows = {group.key: pd.concat([rows_of(run).assign(seed=run.seed) for run in group.runs]) for group in groups}
-    all_rows = pd.concat(rows.values())
+    rows = [pd.concat([rows_of(run).assign(seed=run.seed) for run in group.runs]) for group in groups]
+    all_rows = pd.concat(rows)
     tasks = all_rows["task"].nunique() if "task" in all_rows else 1
     few = max(1, round(SHARE * tasks))
     table: dict[str, list[object]] = {"method": [group.label for group in groups], "n": [seeds(g) for g in groups]}
@@ -63,18 +65,18 @@ def results(setting: Setting) -> pd.DataFrame:
     for column in columns:
         has_numbers = column.of in all_rows and bool(all_rows[column.of].notna().any())
         if has_numbers and (tasks > 1 or "tenth" not in column.tasks):
-            means = (mean([*by_seed(rows[group.key], column, few).values()]) for group in groups)
+            means = (mean([*by_seed(rows_of_group, column, few).values()]) for rows_of_group in rows)
             bounds = bounds_of(setting.metric) if setting.domain != "rl" else (-np.inf, np.inf)
             table[column.heading.format(few=few)] = [within(estimate, bounds) for estimate in means]
-    numbers = {key: by_seed(members, columns[0], few) for key, members in rows.items()}
-    references = [group for method in REFERENCES if (group := setting.group(method)) is not None]
-    differences = compare(numbers, [group.key for group in references])
+    numbers = {number: by_seed(rows_of_group, columns[0], few) for number, rows_of_group in enumerate(rows)}
+    references = [groups.index(group) for method in REFERENCES if (group := setting.group(method)) is not None]
+    differences = compare(numbers, references)
     for reference in references:
-        table[f"vs {reference.label}"] = [differences.get((group.key, reference.key)) for group in groups]
+        table[f"{VERSUS}{groups[reference].label}"] = [differences.get((number, reference)) for number in numbers]
     return pd.DataFrame(table)
 
 
-def compare(numbers: Mapping[str, Numbers], references: Sequence[str]) -> dict[tuple[str, str], Paired]:
+def compare(numbers: Mapping[K, Numbers], references: Sequence[K]) -> dict[tuple[K, K], Paired]:
     """Return the paired differences of every method to each reference, with p values corrected over all of them.
 
     Two references are compared with each other in both directions; this counts as one comparison of the family.

@@ -150,27 +150,33 @@ def pooled_spread(differences: Sequence[Sequence[float]]) -> float:
 
 
 class TTest:
-    """Paired t tests of differences by seed, (n,)."""
+    """Paired t tests of differences by seed, (n,).
+
+    Differences that are all equal say nothing about other seeds: they reject nothing.
+    """
 
     def __init__(self, differences: Floats) -> None:
         self.mean = float(differences.mean())
         self.freedom = len(differences) - 1
-        self.error = float(differences.std(ddof=1)) / math.sqrt(len(differences))
+        equal = np.ptp(differences) <= 1e-12 * np.abs(differences).max()  # but for rounding
+        self.error = 0.0 if equal else float(differences.std(ddof=1)) / math.sqrt(len(differences))
 
     def above(self, bound: float) -> float:
         """Return the p value against a true difference of `bound` or less."""
         if self.error == 0:
-            return 0.0 if self.mean > bound else 1.0
+            return 1.0
         return float(special.stdtr(self.freedom, -(self.mean - bound) / self.error))
 
     def below(self, bound: float) -> float:
         """Return the p value against a true difference of `bound` or more."""
         if self.error == 0:
-            return 0.0 if self.mean < bound else 1.0
+            return 1.0
         return float(special.stdtr(self.freedom, (self.mean - bound) / self.error))
 
     def interval(self) -> tuple[float, float]:
         """Return the 95 % interval of the true difference."""
+        if self.error == 0:
+            return -math.inf, math.inf
         half = float(special.stdtrit(self.freedom, 1 - LEVEL / 2)) * self.error
         return self.mean - half, self.mean + half
 

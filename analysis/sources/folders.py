@@ -93,16 +93,16 @@ def read_folder(folder: Path) -> Run:
         mapping(folder / "DONE")
         check(folder)
     env_file, identity_file = folder / "env.json", folder / "identity.json"
+    identity = mapping(identity_file) if identity_file.exists() else {}  # a run of an older version has none
     meta = {
         "config": mapping(folder / "config.yaml", lambda raw: yaml.load(raw, YamlLoader)),  # a safe loader
         "environment": mapping(env_file) if env_file.exists() else {},
         "finished": finished,
         "failure": failure,
-        "identity": mapping(identity_file).get("run")
-        if identity_file.exists()
-        else None,  # None: a run of an older version
+        "identity": identity.get("run"),
+        "execution": identity.get("execution"),
     }
-    if not isinstance(meta["identity"], dict | None):
+    if not all(isinstance(meta[key], dict | None) for key in ("identity", "execution")):
         raise BadRun(f"corrupt: {identity_file.name} does not say what the run is")
     return Run.of(folder.name, str(folder), meta, table(parse_lines((folder / "metrics.jsonl").read_bytes(), finished)))
 

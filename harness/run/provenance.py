@@ -49,8 +49,8 @@ def of_run(identity: Mapping[str, Any], environment: Mapping[str, Any], device: 
         device: `execution.device` of its identity.json.
     """
     command, hardware = environment.get("command"), environment.get("processor")
-    if device == "cuda":
-        hardware = f"{environment['gpus'][0]} beside {hardware}"
+    if device == "cuda" and (gpus := environment.get("gpus")):
+        hardware = f"{gpus[0]} beside {hardware}"
     return {
         "program": identity.get("program"),
         "numerics": identity.get("numerics"),

@@ -93,9 +93,9 @@ class Trained:
 def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None = None) -> Trained:
     """Load a run in its newest state: at its end, or at its newest checkpoint.
 
-    The run's data must be where they were. The run may still be training. Torch's threads, its determinism and its
-    random generators are afterwards as they were, also after `Trained.evaluate`, which uses the run's own. A damaged checkpoint is named in a warning,
-    and the one before it is loaded: `Trained.step` says which.
+    The run's data must be where they were. The run may still be training. A damaged checkpoint is named in a warning,
+    and the one before it is loaded: `Trained.step` says which. Torch's threads, its determinism and its random
+    generators are afterwards as they were, also after `Trained.evaluate`, which uses the run's own.
 
     No code comes from the folder. Only classes that files of this installation's `conf/` (or `config_dir`) name are
     built, the run's values are checked as options of the command line are, and weights are read with `weights_only`.

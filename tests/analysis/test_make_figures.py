@@ -27,6 +27,17 @@ def test_draws_each_format_and_prints_what_it_found(tmp_path, capsys):
     assert fire.endswith("+0.0700"), "its n is the row's"
 
 
+def test_the_terminal_shows_the_differences_to_base_and_the_file_those_to_fire_too(tmp_path, capsys):
+    for method in ("base", "fire"):
+        write_run(tmp_path / "runs", method, hyper={"norm_init": "spectral"} if method == "fire" else {})
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr().out
+    assert "vs Base" in printed
+    assert "vs FIRE" not in printed
+    (table,) = (tmp_path / "out/tables").glob("warm_start*.md")
+    assert "vs FIRE (norm_init=spectral)" in table.read_text()
+
+
 @pytest.mark.parametrize("runs", ["absent", "empty"])
 def test_no_runs_is_one_line_and_an_error(tmp_path, capsys, runs):
     (tmp_path / "empty").mkdir()

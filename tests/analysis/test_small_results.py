@@ -1,5 +1,6 @@
 """Small results give the same tables as the runs that they were taken from; those of studies can be drawn."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,17 @@ def test_tables_are_the_same_as_from_the_runs(tmp_path):
     configs = {run.name: small.public(run.config) for run in load([str(tmp_path / "runs")])[0]}
     assert {run.name: run.config for run in kept} == configs
     assert all(len(run.history) < 250 for run in kept)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_provenance_of_an_export_names_the_device_of_its_runs(device: str, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "runs", "fire")
+    environment = {"processor": "EPYC", "gpus": ["H200"]}
+    (folder / "env.json").write_text(json.dumps(environment))
+    (folder / "identity.json").write_text(json.dumps({"run": {"seed": 0}, "execution": {"device": device}}))
+    small.write(load([str(tmp_path / "runs")])[0], tmp_path / "small.csv")
+    (entry,) = json.loads((tmp_path / "small.provenance.json").read_text()).values()
+    assert entry["cpu"] == ("EPYC" if device == "cpu" else "H200 beside EPYC")
 
 
 @pytest.mark.slow

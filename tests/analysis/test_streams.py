@@ -78,3 +78,19 @@ def test_an_agent_s_tasks_are_points_by_their_last_quarter(tmp_path: Path) -> No
     assert setting.y_label == "Return in the last quarter of a task"
     assert [group.runs[0].score() for group in setting.groups] == [125.0, 205.0]
     assert [group.runs[0].final() for group in setting.groups] == [50.0, 210.0]
+
+
+def test_a_mixture_before_the_first_task_is_no_task(tmp_path: Path) -> None:
+    """Its rows have no averages over the tasks; `benchmark.pretrain` of `language.train` makes such a phase."""
+    for method, losses in {"base": [4.0, 3.0, 2.0], "fire": [4.0, 2.0, 1.0]}.items():
+        rows = [
+            {"step": 100 * (phase + 1), "phase": phase, "val/loss": loss, "train/loss": loss}
+            | ({"online/loss": loss} if phase else {})
+            for phase, loss in enumerate(losses)
+        ]
+        write_run(tmp_path, method, 0, rows_=rows, metric="val/loss", benchmark={"name": "domains", "pretrain": 8})
+    (setting,) = settings(load([str(tmp_path)])[0])
+    (base, fire) = setting.groups
+    assert (base.runs[0].score(), fire.runs[0].score()) == (2.5, 1.5)
+    assert mean_curve(base, setting.metric).x.tolist() == [1, 2]
+    assert [estimate.mean for estimate in tables.results(setting)["all tasks"]] == [2.5, 1.5]

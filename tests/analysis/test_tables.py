@@ -48,6 +48,14 @@ def test_differences_are_paired_and_holm_corrected(setting):
     assert frame.loc["Base", "vs FIRE"].difference.mean == pytest.approx(-frame.loc["FIRE", "vs Base"].difference.mean)
 
 
+def test_variants_that_differ_in_an_option_that_one_lacks_have_numbers_of_their_own(tmp_path) -> None:
+    """As where a method has got an option whose default is null since the first of the runs."""
+    for hyper, end in (({}, 0.1), ({"extra": None}, 0.9)):
+        write_run(tmp_path, "snp", 0, rows_=ending("snp", 0, end), hyper=hyper, name=f"run-{end}")
+    frame = tables.results(only_setting(tmp_path)).set_index("method")
+    assert {name: value.mean for name, value in frame["final"].items()} == {"S&P": 0.1, "S&P (extra=None)": 0.9}
+
+
 def test_fire_against_base_counts_once_where_both_are_references() -> None:
     """Worked by hand. With three seeds the two-sided p of Student's t is 1 - sqrt(t^2 / (t^2 + 2)):
 

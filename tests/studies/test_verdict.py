@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from analysis.estimates import paired
 from studies.verdict import SignFlipTest, judge, pooled_spread, power, shows_loss, smallest_that_matters
 
 # Mean 0.03, standard deviation 0.01, five seeds: standard error 0.004472, t = 6.708 with four degrees of freedom.
@@ -90,9 +91,13 @@ def test_two_seeds_reject_nothing_by_flips() -> None:
     assert SignFlipTest(np.array([1.0, 1.1])).interval() == (-math.inf, math.inf)
 
 
-def test_equal_differences_have_no_spread() -> None:
-    assert judge({"row": [0.5, 0.5, 0.5]}, 0.1)["row"].outcome == "better"
-    assert judge({"row": [0.0, 0.0, 0.0]}, 0.1)["row"].outcome == "equivalent"
+@pytest.mark.parametrize("difference", [0.5, 0.1, 0.0])
+def test_equal_differences_decide_nothing_as_in_other_tables(difference: float) -> None:
+    judged = judge({"row": [difference] * 3}, 0.1)["row"]
+    assert (judged.outcome, judged.p_difference, judged.low, judged.high) == ("undecided", 1.0, -math.inf, math.inf)
+    pair = paired(dict.fromkeys(range(3), difference), dict.fromkeys(range(3), 0.0))
+    assert pair is not None
+    assert math.isnan(pair.p)
 
 
 @pytest.mark.parametrize(("values", "smallest"), [([0.1], 0.01), ([0.1, math.nan], 0.01), ([0.1, 0.2], 0.0)])

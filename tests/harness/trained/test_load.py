@@ -93,7 +93,7 @@ def test_an_agent_is_played_where_its_replay_does_not_fit(
     program, options = RUNS[name]
     folder = program.run(tmp_path, *options)
     monkeypatch.setattr("harness.config.memory.available_bytes", lambda device: 1000)
-    with pytest.raises(ConfigError, match="needs .* GB of memory"):
+    with pytest.raises(ConfigError, match=r"needs .* GB of memory"):
         program.run(tmp_path / "other", *options)
     trained = harness.load(folder)
     assert trained.evaluate()
