@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.config.config import resolve_device
+from harness.training.console import LOGGERS
 
 # Rank 0 may wait for a first phase that another run trains; torchrun ends all processes if one dies.
 PATIENCE = timedelta(days=7)
@@ -38,7 +39,7 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, device: str) -> "ProcessGroup":
-        """Join the process group that torchrun's environment describes, if it does; only rank 0 logs information.
+        """Join the process group that torchrun's environment describes, if it does; only rank 0 logs more than errors.
 
         Args:
             device: as in `device=`; with several processes, `auto` and `cuda` are each process's own GPU.
@@ -58,7 +59,8 @@ class ProcessGroup:
             backend = "cpu:gloo,cuda:nccl" if own_device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=PATIENCE)
         if dist.get_rank() > 0:
-            logging.getLogger("language").setLevel(logging.ERROR)
+            for name in LOGGERS:
+                logging.getLogger(name).setLevel(logging.ERROR)
         return cls(dist.get_rank(), size, own_device)
 
     def broadcast(self, value: Any = None) -> Any:

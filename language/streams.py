@@ -13,12 +13,11 @@ from torch import Tensor
 from fire_core.ranges import checked, within
 from harness.config.errors import ConfigError
 from harness.training import seeding
-from language.benchmark import Benchmark, Corpora, Phase, Setting
+from language.benchmark import Benchmark, Corpora, Iterations, Phase, Setting
 from language.data import Mixture, TokenFile
 from language.schedule import Length
 
 Tasks = Annotated[int, within(1, 100_000)]  # limited, as all phases are held in a list
-Iterations = Annotated[int, within(1, 10**9)]
 ONE_TEXT = "dataset=stdlib, pydoc, wikitext103, openwebtext, or dataset=text dataset.path=..."
 # Rows of the log in a task. The last one has the mean loss of the last quarter, or less if 4 does not divide the steps.
 ROWS = 4

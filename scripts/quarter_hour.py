@@ -265,7 +265,7 @@ def train_rows(setting: Setting, seed: int, seconds: float, always: bool) -> Non
     if BESIDE_FIRST_PHASE in rows:
         first.append(command(setting, seed, BESIDE_FIRST_PHASE))
     later = [command(setting, seed, row) for row in rows if row != BESIDE_FIRST_PHASE]
-    all_ended = run_together(setting, first, end) and run_together(setting, later, end)
+    all_ended = run_together(first, end) and run_together(later, end)
     collect(setting, seed)
     how = "done" if all_ended else "stopped: the same command goes on from the checkpoints"
     say(f"c: {how}: {setting.out / 'c_rows.csv'}")
@@ -278,7 +278,7 @@ def command(setting: Setting, seed: int, row: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "vision.train", *options, *places]
 
 
-def run_together(setting: Setting, commands: Sequence[list[str]], end: float) -> bool:
+def run_together(commands: Sequence[list[str]], end: float) -> bool:
     """Run processes in parallel, and return whether all ended in time and without an error."""
     processes = [subprocess.Popen(words, cwd=ROOT) for words in commands]
     ended = [run_for(process, max(0.0, end - time.monotonic())) for process in processes]

@@ -44,7 +44,8 @@ def measure(task: Task, learner: Learner) -> dict[str, float]:
     """Measure the network before or after a method acts, as far as `metrics=` asks for it.
 
     Returns:
-        Measures of plasticity on the phase's first images, test scores, and in streams accuracy on the task before.
+        Measures of plasticity on the first images of the test set (all classes of it, also those that have not come
+        yet), or of the training set if nothing is tested; test scores; and in streams accuracy on the task before.
     """
     if task.config.metrics in ("off", "weights"):
         return {}

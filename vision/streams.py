@@ -63,8 +63,8 @@ class Permuted(Benchmark):
         online: show each image once in a task. The score is then the average online accuracy, that of the predictions
             before each update (Kumar et al. 2023; Dohare et al. 2024). Otherwise the score is the test accuracy at the
             end of a task, averaged over tasks.
-        share: share of an image's pixels that a new task moves; the others stay where the task before has them. Two
-            pixels are swapped; one pixel alone has nowhere to go, so that nothing changes.
+        share: share of an image's pixels that a new task moves; the others stay where the task before has them. If
+            it is a single pixel, nothing changes.
     """
 
     new_tasks = True

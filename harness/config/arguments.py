@@ -160,8 +160,8 @@ def _is_readable(text: str) -> bool:
 def _check_path(override: Override) -> None:
     """Refuse a path of which Hydra would make another one.
 
-    Hydra reads 1e3 as a number and true as a truth, and writes them otherwise: 1000.0 and True. For its own folders an
-    empty path is the folder where the program was started, and `~` a folder of that name.
+    Hydra reads 1e3 as a number and true as a boolean, and writes them in another way: 1000.0 and True. For its own
+    folders an empty path is the folder where the program was started, and `~` a folder of that name.
 
     Raises:
         ConfigError: the message says how the path is written.

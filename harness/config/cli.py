@@ -325,7 +325,7 @@ def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], 
         try:
             main()
         except Exception as error:
-            if words is command_lines[-1] or not user_facing(error):
+            if not user_facing(error):
                 raise
             first_error = first_error or error
         finally:

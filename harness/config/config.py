@@ -25,7 +25,7 @@ class Paths:
 
     runs: Place = "runs"
     data: Place = "data"
-    cache: Place = "${.runs}/.cache"  # shared first phases
+    cache: Place = "${.runs}/.cache"  # shared first phases, and digests of the files that runs have read
 
 
 @dataclass

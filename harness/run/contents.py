@@ -25,8 +25,12 @@ from harness.run.checkpoint import reading, write_atomically
 # A file that changed less than these seconds ago is not cached: its next change may get the same time.
 RECENT = 3.0
 SMALL = 2**20  # bytes; reading a file up to this size is as fast as looking into the cache
-NO_PATH = (errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ)  # the system's errors for a text that is no path at all
-NO_PATHS = ("name", "_target_")  # options that never name a file, even if one of that name exists
+ERRORS_OF_NO_PATH = (
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.EILSEQ,
+)  # the system's errors for a text that is no path at all
+NEVER_PATHS = ("name", "_target_")  # options that never name a file, even if one of that name exists
 
 
 def with_contents(options: Mapping[str, Any], cache_folder: Path | None) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def _named_path(option: str, value: Any) -> Path | None:
     Raises:
         TrainingError: whether there is such a file cannot be told at the moment.
     """
-    if not isinstance(value, str) or not value or option in NO_PATHS:
+    if not isinstance(value, str) or not value or option in NEVER_PATHS:
         return None
     try:
         path = Path(value).expanduser()
@@ -75,7 +79,7 @@ def _named_path(option: str, value: Any) -> Path | None:
     except (ValueError, RuntimeError):  # the text has a character that no path has, or names no home folder
         pass
     except OSError as error:
-        if error.errno not in NO_PATH:
+        if error.errno not in ERRORS_OF_NO_PATH:
             with reading(path):
                 raise
     return None
@@ -157,7 +161,7 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError as error:
-        if error.errno in NO_PATH:
+        if error.errno in ERRORS_OF_NO_PATH:
             return False
         with reading(path):
             raise

@@ -25,7 +25,8 @@ from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
-NO_METHOD = {"method": None, "trigger": None}  # in place of these states of a shared first phase: they are another's
+# A shared first phase was trained by a run of some other method, so that its states of method and trigger are dropped.
+NO_METHOD = {"method": None, "trigger": None}
 
 
 class Task(Protocol):

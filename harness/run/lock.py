@@ -78,13 +78,19 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """Whether this is a process of this machine that has ended; False if that cannot be known."""
-        is_of_this_machine = self.machine == machine() != "" and self.host == os.uname().nodename
-        return is_of_this_machine and not is_alive(self.process, self.started)
+        is_here = self.is_on_this_machine and self.host == os.uname().nodename
+        return is_here and not is_alive(self.process, self.started)
+
+    @property
+    def is_on_this_machine(self) -> bool:
+        """Whether this is a process of this machine; False if the system does not tell machines apart."""
+        here = machine()
+        return bool(here) and self.machine == here
 
     @property
     def is_in_this_sweep(self) -> bool:
         """Whether this is a process of this machine that runs jobs of the same sweep as the present one."""
-        return self.sweep == os.environ.get(SWEEP_LOG) and self.machine == machine() != ""
+        return self.sweep == os.environ.get(SWEEP_LOG) and self.is_on_this_machine
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}, since {self.since}"

@@ -37,9 +37,12 @@ class TqdmHandler(logging.Handler):
             self.handleError(record)
 
 
+LOGGERS = ("fire_core", "harness", "vision", "language", "rl", "__main__")
+
+
 def show_log() -> None:
     """Show what the project logs, from INFO on, in this process (once, however often it is called)."""
-    for name in ("fire_core", "harness", "vision", "language", "rl", "__main__"):
+    for name in LOGGERS:
         logger = logging.getLogger(name)
         if not any(isinstance(handler, TqdmHandler) for handler in logger.handlers):
             handler = TqdmHandler()

@@ -33,7 +33,7 @@ class Estimate:
     def __init__(self, total_steps: int, first_step: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.total_steps, self.first_step, self.clock = total_steps, first_step, clock
         self.began = clock()
-        self._marks = [(0.0, first_step)]  # (seconds, step) each time that the elapsed time has doubled
+        self._mark = (0.0, first_step)  # (seconds, step) when the elapsed time had last doubled
         self._next_mark = FIRST_AFTER_SECONDS / 4
         self._logged: float | None = None  # the last estimate: seconds of this process from start to end
 
@@ -43,8 +43,8 @@ class Estimate:
         if seconds < self._next_mark:
             return None
         self._next_mark = 2 * seconds
-        seconds_at_mark, step_at_mark = self._marks[-1]
-        self._marks.append((seconds, step))
+        seconds_at_mark, step_at_mark = self._mark
+        self._mark = (seconds, step)
         steps_made = step - self.first_step
         steps_left = self.total_steps - step
         too_early = seconds < FIRST_AFTER_SECONDS or steps_made < FIRST_AFTER_SHARE * self.total_steps

@@ -93,9 +93,9 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
 
 
 def successive_layers(graph: Sequence[Units]) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of linear layers' weights where the second layer reads the units of the first, each by one input.
+    """Return the weights of pairs of linear layers where each input of the second is one unit of the first.
 
-    Of shape (units, d_in) and (d_out, units).
+    Their shapes are (units, d_in) and (d_out, units).
     """
     pairs = []
     for units in graph:

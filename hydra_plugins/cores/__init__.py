@@ -26,7 +26,7 @@ class CoresLauncher(Launcher):
     """Runs the jobs of a sweep in processes of this machine.
 
     Args:
-        n_jobs: at once; -1: as many as this process has cores, -2: one fewer, and so on.
+        n_jobs: number of jobs at once; -1: as many as this process has cores, -2: one fewer, and so on.
     """
 
     def __init__(self, n_jobs: int = -1) -> None:
@@ -75,7 +75,7 @@ class CoresLauncher(Launcher):
 
 
 def run_one(call: tuple[int, tuple[str, ...], bytes]) -> bytes | None:
-    """In a worker: run a job; how it ended, pickled, or None if a signal stopped it."""
+    """Run one job in a worker process; return its pickled `JobReturn`, or None if a signal stopped it."""
     number, overrides, shared = call
     hydra_context, config, task_function, singletons = cloudpickle.loads(shared)
     setup_globals()

@@ -49,7 +49,7 @@ class SacConfig(AgentConfig):
     boundary: SacBoundary = field(default_factory=SacBoundary)
     env_steps: Count = MISSING  # over all environments, repeats counted; of a stream 0: tasks times steps
     num_envs: Annotated[int, within(1, 1024)] = 1
-    random_steps: Count = 5000  # decisions taken at random, in each run's beginning; then learning begins
+    random_steps: Count = 5000  # decisions taken at random while the replay begins to fill; then learning begins
     updates: Annotated[int, within(1, 1000)] = 2  # for each decision (of all environments together)
     batch_size: Width = 256
     replay_size: Count = 1_000_000

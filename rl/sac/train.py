@@ -196,7 +196,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 @torch.inference_mode()
 def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
-    """Return actions in [-1, 1], (envs, a): random in the run's beginning, then drawn by the policy.
+    """Return actions in [-1, 1], (envs, a): random while the replay begins to fill, then drawn by the policy.
 
     Statistics of the observations are updated, if observations are normalised by them. If `acts`, this pass is made in
     evaluation mode: the method watches training passes and must not see it.
