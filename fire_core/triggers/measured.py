@@ -18,7 +18,7 @@ from fire_core.weights.distributed import full, mean_over_ranks
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve
 
-REARM = 0.9  # default of `rearm`, relative to the threshold
+REARM_SHARE = 0.1  # by default `rearm` lies this share of the threshold away from it
 Steps = Annotated[int, at_least(0)]
 
 
@@ -33,7 +33,7 @@ class Measured(Trigger):
         below: fire when the number lies below this.
         every: steps between two measurements.
         rearm: the number past which the trigger may fire again. None takes 0.9 of `above`, or `below` / 0.9 but at most
-            halfway from `below` to the number's upper bound.
+            halfway from `below` to the number's upper bound (of thresholds below 0: 1.1 of `above`, 0.9 of `below`).
         cooldown: steps after any action in which it does not fire.
 
     Raises:
@@ -58,13 +58,10 @@ class Measured(Trigger):
         threshold = above if above is not None else below
         if threshold is None or None not in (above, below):
             raise ValueError(f"{type(self).__name__}: give either above or below")
-        self.sign, self.side = (1, "above") if below is None else (-1, "below")
+        self.side = "above" if below is None else "below"
         self.threshold, self.every, self.cooldown = threshold, every, cooldown
-        if rearm is None:
-            self.rearm = min(threshold * REARM**self.sign, (threshold + self.upper_bound) / 2)
-        else:
-            self.rearm = rearm
-        if self.sign * (self.rearm - threshold) > 0:
+        self.rearm = self._default_rearm() if rearm is None else rearm
+        if self._is_beyond(self.rearm, threshold):
             raise ValueError(f"{type(self).__name__}: rearm={rearm} must not lie {self.side} the threshold {threshold}")
         self.due = False  # whether a measurement is due
         self.armed = True  # whether it may fire
@@ -88,19 +85,36 @@ class Measured(Trigger):
         self.due |= step // self.every > last // self.every
         measured = self.measure(net) if self.due else None
         if measured is None:
-            self._steps_overdue += (step - last) * was_due
+            if was_due:
+                self._steps_overdue += step - last
             if self._steps_overdue > self.every:
                 raise ValueError(f"{type(self).__name__}: {self.missing}")
             return None
         self.due, self._steps_overdue, self.value = False, 0, mean_over_ranks(measured)
         cooling_down = self.acted_at is not None and step - self.acted_at <= self.cooldown
-        self.armed |= self.sign * (self.value - self.rearm) < 0 or self.value == self.rearm == 0
-        past_threshold = self.sign * (self.value - self.threshold) > 0  # false for NaN
-        if cooling_down or not self.armed or not past_threshold:
+        if self._has_come_back(self.value):
+            self.armed = True
+        if cooling_down or not self.armed or not self._is_beyond(self.value, self.threshold):
             return None
         self.armed = False
         reason = f"{self.name} {self.value:.4g} {self.side} {self.threshold:g}"
         return Firing(step, self.name, reason, {self.name: self.value})
+
+    def _default_rearm(self) -> float:
+        """Return the value of `rearm` where none is given."""
+        if self.side == "above":
+            return self.threshold - REARM_SHARE * abs(self.threshold)
+        shifted = self.threshold * (1 - REARM_SHARE) if self.threshold < 0 else self.threshold / (1 - REARM_SHARE)
+        return min(shifted, (self.threshold + self.upper_bound) / 2)
+
+    def _is_beyond(self, value: float, limit: float) -> bool:
+        """Return whether a value lies on the side of a limit on which the trigger fires; False for NaN."""
+        return value > limit if self.side == "above" else value < limit
+
+    def _has_come_back(self, value: float) -> bool:
+        """Return whether a value lies on the other side of `rearm`; a number that cannot be negative ends at 0."""
+        is_back = value < self.rearm if self.side == "above" else value > self.rearm
+        return is_back or value == self.rearm == 0
 
     def acted(self, step: int) -> None:
         self.acted_at = step
@@ -118,10 +132,11 @@ class Drift(Measured):
     singular values, s being FIRE's target. Frozen weights do not count: when a weight is frozen or unfrozen, the
     increase starts again at 0, because it would be that of other weights; while all are frozen, the number is NaN.
 
+    As the increase starts again at 0 after each action, the trigger has no `rearm`.
+
     Args:
         above: the trigger fires above this increase.
         every: steps between two measurements.
-        rearm: see `Measured`.
         cooldown: steps after an action in which it does not fire.
         layout: which weights are measured, see `fire_core.weights.layout`; None takes the network's own layout.
     """
@@ -134,11 +149,10 @@ class Drift(Measured):
         self,
         above: Positive,
         every: Count = 100,
-        rearm: Positive | None = None,
         cooldown: Steps = 0,
         layout: str | None = None,
     ) -> None:
-        super().__init__(above, None, every, rearm, cooldown)
+        super().__init__(above, None, every, None, cooldown)
         self.layout = layout
         self.baseline: float | None = None
         # Ids of all parameters that are not frozen, and the entries of the weights that FIRE would project.
@@ -163,7 +177,7 @@ class Drift(Measured):
 
     def acted(self, step: int) -> None:
         super().acted(step)
-        self.baseline = None
+        self.baseline, self.armed = None, True
 
     def _entries(self, net: Net) -> list[Entry]:
         """Return the weights that FIRE would project, read anew only when the networks train other parameters.

@@ -61,7 +61,7 @@ def test_the_state_travels_with_the_optimizers_and_a_resumed_run_does_not_fire_a
     def begin() -> tuple[nn.Module, torch.optim.Optimizer, FireHook, list[int]]:
         model, fired = network(), []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        trigger = At([10, 21]) | Drift(above=2e-5, rearm=2e-5, every=4)
+        trigger = At([10, 21]) | Drift(above=2e-5, every=4)
         hook = FireHook(optimizer, model, trigger, scale=scale, log=lambda step, _: fired.append(step))
         return model, optimizer, hook, fired
 

@@ -10,6 +10,7 @@ from fire_core import fire_
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank
 from fire_core.triggers.measured import Measured
+from fire_core.triggers.measured import Measured
 from fire_core.units.graph import Units, between
 from tests.triggers.loops import mlp
 
@@ -136,6 +137,30 @@ def test_drift_is_the_increase_of_dfi_for_each_singular_value():
     assert firing.numbers["drift"] == pytest.approx((1.3**2 - 1) ** 2, rel=1e-4), "whatever the shapes"
     assert trigger.ask(3, model) is None, "the baseline is new"
     assert trigger.value == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_drift_fires_each_time_that_the_weights_have_moved_far_enough(every):
+    """Also where the first measurement after an action already lies above the threshold."""
+    model, trigger = mlp(), Drift(above=1e-4, every=every)
+    fired = []
+    for step in range(1, 41):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1.01)
+        if trigger.ask(step, model):
+            fire_(model, "exact")
+            fired.append(step)
+    between = max(every, 2)  # the first step after an action gives the number from which the increase counts
+    assert fired == [*range(between, 41, between)]
+
+
+@pytest.mark.parametrize(
+    ("side", "threshold", "rearm"),
+    [("above", 2.0, 1.8), ("above", -2.0, -2.2), ("above", 0.0, 0.0), ("below", -2.0, -1.8), ("below", 0.9, 1.0)],
+)
+def test_the_trigger_is_armed_again_a_tenth_of_the_threshold_away(side, threshold, rearm):
+    assert Measured(**{side: threshold}).rearm == pytest.approx(rearm)
 
 
 def test_asks_that_lie_further_apart_than_measurements():
