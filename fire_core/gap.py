@@ -109,7 +109,8 @@ def plasticity_gap(
     Raises:
         ValueError: `fresh` returns a network of another shape, the aged network's weights, or the same weights twice;
             `batches` is empty or no list; the loss is not finite, or changes the mode of the network (comparing a loss
-            in evaluation mode with one in training mode would measure dropout, not plasticity).
+            in evaluation mode with one in training mode would measure dropout, not plasticity); or the optimizer's
+            `step` takes a closure, as torch's do, and does not call it.
     """
     if isinstance(fresh, nn.Module) or not callable(fresh):
         raise ValueError(f"fresh is a {type(fresh).__name__}: give a function that builds a new network at each call")
@@ -235,9 +236,13 @@ def _train(
     """Train a network with one step for each training batch, and return its mean loss on `batches` afterwards."""
     optimizer = make_optimizer(p for p in network.parameters() if p.requires_grad)
     step: Any = optimizer.step
-    takes_closure = "closure" in inspect.signature(step).parameters  # LBFGS evaluates the loss several times a step
+    # As torch's own optimizers do. LBFGS needs a closure, since it evaluates the loss several times a step.
+    takes_closure = "closure" in inspect.signature(step).parameters
+    evaluations = 0
 
     def compute_gradients(batch: Any) -> Tensor:
+        nonlocal evaluations
+        evaluations += 1
         optimizer.zero_grad()
         value = _checked_loss(network, batch, loss)
         value.backward()
@@ -251,6 +256,10 @@ def _train(
             else:
                 compute_gradients(batch)
                 step()
+    if evaluations < len(training_batches):
+        raise ValueError(
+            f"{type(optimizer).__name__}.step takes a closure and does not call it, so that nothing would be trained"
+        )
     network.eval()
     with torch.no_grad():
         total = sum(float(_checked_loss(network, batch, loss)) for batch in batches)

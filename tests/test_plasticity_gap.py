@@ -106,6 +106,11 @@ def to_eval(model: nn.Module, batch: object) -> torch.Tensor:
     return square(model.eval(), batch)
 
 
+class IgnoresItsClosure(torch.optim.SGD):
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        super().step()
+
+
 one = Weight(1.0)
 
 
@@ -121,6 +126,7 @@ one = Weight(1.0)
         ({"batches": []}, "must be a list"),
         ({"loss": to_eval}, "changes the network's mode"),
         ({"loss": lambda model, batch: square(model, batch) * math.nan}, "a loss of nan"),
+        ({"optimizer": IgnoresItsClosure}, "takes a closure and does not call it, so that nothing would be trained"),
         ({"draws": 1}, "draws"),
         ({"steps": 0}, "steps"),
     ],

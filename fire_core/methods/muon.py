@@ -2,7 +2,7 @@
 instead of the trainer's optimizer."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fire_core.muon.cuts import WHOLE, Cuts, cut_of, entries_of, matrices_of
 from fire_core.muon.optimizer import SplitMuon
 from fire_core.ranges import Decay, NonNegative, Positive, checked
 from fire_core.weights.layout import resolve
+from fire_core.weights.optimizers import evaluated
 
 
 class MuonOptimizer(Method):
@@ -128,27 +129,51 @@ def hidden_weights(net: Net, variant: str = "original", split: bool = True) -> d
 class CombinedOptimizer(torch.optim.Optimizer):
     """Several optimizers behind one interface; each trains its own parameters.
 
+    The parts hold all state: the `state` of the whole is empty.
+
     Args:
         *parts: the optimizers, whose parameters do not overlap.
     """
 
     def __init__(self, *parts: torch.optim.Optimizer) -> None:
         self.parts = parts
+        super().__init__(self.param_groups, {})
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
         """Return the parameter groups of all parts, in their order."""
         return [group for part in self.parts for group in part.param_groups]
 
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Ignore what the base class's constructor sets: the groups are always those of the parts."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a group that no part has, since it is not known which part should train it.
+
+        Raises:
+            ValueError: the group is new.
+        """
+        if not any(param_group is group for group in self.param_groups):
+            raise ValueError("add the group to one of the parts: which one trains it is not known here")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"parts": self.parts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        CombinedOptimizer.__init__(self, *state["parts"])
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of all parts' parameters."""
         for part in self.parts:
             part.zero_grad(set_to_none)
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make one step of each part."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step of each part, after `closure` (if given) has computed the gradients; return its value."""
+        loss = evaluated(closure)
         for part in self.parts:
             part.step()
+        return loss
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each part, as a list under "parts"."""

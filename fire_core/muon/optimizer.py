@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fire_core.muon.cuts import entries_of, matrices_of, write_matrices
 from fire_core.weights import distributed, exchange
+from fire_core.weights.optimizers import evaluated
 
 DTYPE = torch.bfloat16  # of the steps, as in `torch.optim.Muon`
 ADJUST: dict[str | None, Callable[[int, int], float]] = {
@@ -138,10 +139,7 @@ class SplitMuon(torch.optim.Optimizer):
         Returns:
             What `closure` returned, or None without one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluated(closure)
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             for parameter in parameters:

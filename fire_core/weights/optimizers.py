@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard, cast
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -90,6 +91,14 @@ def optimizers_that_hold(optimizers: Iterable[Optimizer], parameters: Iterable[T
 def hold_all(optimizers: Iterable[Optimizer], parameters: Iterable[Tensor]) -> bool:
     """Return whether optimizers hold all of these parameters; they do not after a method has put new ones in."""
     return {id(p) for p in parameters} <= parameters_of(optimizers)
+
+
+def evaluated(closure: Callable[[], Any] | None) -> Any:
+    """Return what an optimizer's `closure` gives, which computes the gradients of the step; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def set_rate_factor(optimizer: Optimizer, factor: float) -> None:

@@ -1,12 +1,17 @@
 """Muon: torch's own for matrices, the same direction for filters, the head and the rest by Adam; exact resume."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fire_core.methods import Net
+from fire_core import fire_, is_fresh
+from fire_core.methods import Context, Method, Net
+from fire_core.methods.contrib.adamo import AdamO
+from fire_core.methods.contrib.upgd import UPGD
+from fire_core.methods.fire import Fire
 from fire_core.methods.muon import CombinedOptimizer, MuonOptimizer, hidden_weights
 from rl.dqn.networks import MLP
 from tests.programs import VISION, rows
@@ -75,3 +80,49 @@ def test_the_rate_of_a_convolution_is_read_off_its_kernel_s_sides() -> None:
             moved = moved.transpose(0, 1)
         sizes = torch.linalg.svdvals(torch.unflatten(moved, 0, (groups, -1)).flatten(2))
         assert 0.65 * factor < sizes.mean() < 1.25 * factor, layer
+
+
+def largest_moment(optimizer: CombinedOptimizer, parameter: nn.Parameter) -> float:
+    """The largest number in the states that the parts hold of a weight, without the count of steps."""
+    states = [part.state[parameter] for part in optimizer.parts if parameter in part.state]
+    moments = [value for state in states for name, value in state.items() if name != "step"]
+    return max((float(value.abs().max()) for value in moments), default=0.0)
+
+
+def test_the_parts_state_is_reset_through_the_whole_and_a_copy_has_its_own() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 2))
+    optimizer = optimizer_of(model)
+    steps(optimizer, model, 2)
+    copied = copy.deepcopy((model, optimizer))
+    assert largest_moment(optimizer, model[1].weight) > 0
+    fire_(model, optimizer=optimizer)
+    assert largest_moment(optimizer, model[1].weight) == 0
+    assert largest_moment(copied[1], copied[0][1].weight) > 0
+    before = copied[0][1].weight.clone()
+    steps(copied[1], copied[0], 1)
+    assert not torch.equal(before, copied[0][1].weight), "the copy trains the copied weights"
+    steps(optimizer, model, 1)
+    context = Context(phase=1, step=0, generator=torch.Generator(), optimizers=[optimizer])
+    Fire().at_boundary(Net.of({"model": model}), context)
+    assert largest_moment(optimizer, model[1].weight) == 0
+    assert is_fresh(optimizer) is False, "Adam's state of biases stays"
+    with pytest.raises(ValueError, match="add the group to one of the parts"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+@pytest.mark.parametrize("make", [MuonOptimizer, UPGD, AdamO])
+def test_an_optimizer_of_a_method_calls_a_closure(make: type[Method]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 4), nn.Linear(4, 2))
+    optimizer, before = make().optimizer(Net.of({"model": model}), torch.optim.Adam), model[1].weight.clone()
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.ones(1, 6)).square().sum()
+        loss.backward()
+        return loss
+
+    expected = model(torch.ones(1, 6)).square().sum().item()
+    with torch.no_grad():
+        assert optimizer.step(closure).item() == pytest.approx(expected)
+    assert not torch.equal(before, model[1].weight)

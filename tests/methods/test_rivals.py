@@ -40,6 +40,19 @@ def replay(name: str, method: Method, base: type[torch.optim.Optimizer], rtol: f
                 torch.testing.assert_close(net.get_parameter(key).detach(), value, rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize(("weights", "gradients"), [([1.0, 2.0], [0.0, 0.0]), ([1.0, 2.0], [1.0, 0.01])])
+def test_upgd_where_no_weight_is_of_use(weights: list[float], gradients: list[float]) -> None:
+    """The largest utility is 0 or less: all weights make half of a step, and none becomes NaN."""
+    model = nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([weights]))
+    optimizer = UPGD(lr=0.1, weight_decay=0.0, beta=0.0, sigma=0.0).optimizer(Net.of({"model": model}), torch.optim.SGD)
+    model.weight.grad = torch.tensor([gradients])
+    optimizer.step()
+    expected = torch.tensor([weights]) - 0.1 * 0.5 * torch.tensor([gradients])
+    torch.testing.assert_close(model.weight.detach(), expected)
+
+
 def test_upgd() -> None:
     options = {key.removeprefix("option."): v for key, v in public.load("upgd").items() if key.startswith("option.")}
     method = UPGD(options["lr"], options["weight_decay"], options["beta_utility"], options["sigma"])

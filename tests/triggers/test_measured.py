@@ -10,7 +10,6 @@ from fire_core import fire_
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank
 from fire_core.triggers.measured import Measured
-from fire_core.triggers.measured import Measured
 from fire_core.units.graph import Units, between
 from tests.triggers.loops import mlp
 

@@ -1,7 +1,7 @@
 """AdamO, Adam with decoupled isometry regularisation (Rosseau, Müller and Nowé, "Preserving Plasticity in Continual
 Learning via Dynamical Isometry", ICML 2026, arXiv 2606.09762; its authors have published no code)."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fire_core.methods.layers import check_plain, layers_of
 from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
+from fire_core.weights.optimizers import evaluated
 
 
 class AdamO(Method):
@@ -68,8 +69,12 @@ class IsometricAdam(torch.optim.Adam):
         self.layers, self.coef = layers, coef
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make Adam's step, and the step towards isometry from the weights as they were before it."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make Adam's step, and the step towards isometry from the weights as they were before it.
+
+        If `closure` is given, it computes the gradients first, and its value is returned.
+        """
+        loss = evaluated(closure)
         isometry_steps = []
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -79,6 +84,7 @@ class IsometricAdam(torch.optim.Adam):
         super().step()
         for parameter, gradient, lr in isometry_steps:
             parameter.sub_(gradient, alpha=lr * self.coef)
+        return loss
 
 
 def isometry_gradient(W: Tensor) -> Tensor:

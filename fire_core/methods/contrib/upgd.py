@@ -1,12 +1,14 @@
 """UPGD, utility-based perturbed gradient descent (Elsayed and Mahmood, "Addressing Loss of Plasticity and Catastrophic
 Forgetting in Continual Learning", ICLR 2024, arXiv 2404.00781; public code: mohmdelsayed/upgd, `weight_upgd`)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from fire_core.methods.protocol import MakeOptimizer, Method, Net
 from fire_core.ranges import Decay, NonNegative, Positive, checked
+from fire_core.weights.optimizers import evaluated
 
 
 class UPGD(Method):
@@ -41,8 +43,9 @@ class PerturbedDescent(torch.optim.Optimizer):
     """
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make one step of all parameters that have a gradient."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step of all parameters that have a gradient, which `closure` may compute; return its value."""
+        loss = evaluated(closure)
         trained = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
         largest_utilities = []
         for p, group in trained:
@@ -53,11 +56,15 @@ class PerturbedDescent(torch.optim.Optimizer):
             state["utility"].mul_(group["beta"]).addcmul_(p.grad, p, value=group["beta"] - 1)
             largest_utilities.append(state["utility"].max())
         if not trained:
-            return
+            return loss
         largest_utility = torch.stack(largest_utilities).max()
         for p, group in trained:
             state = self.state[p]
             utility = state["utility"] / (1 - group["beta"] ** state["step"])
-            uselessness = 1 - (utility / largest_utility).sigmoid()
+            # The public code divides by a largest utility that may be 0 or less, which gives NaN or turns the order of
+            # the weights round. No weight is of use then, and each is taken for as useless as any other.
+            scaled = torch.where(largest_utility > 0, utility / largest_utility, torch.zeros_like(utility))
+            uselessness = 1 - scaled.sigmoid()
             update = torch.randn_like(p).mul_(group["sigma"]).add_(p.grad).mul_(uselessness)
             p.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-group["lr"])
+        return loss
