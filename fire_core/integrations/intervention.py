@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import math
 import time
 import warnings
 from collections import Counter
@@ -70,9 +71,10 @@ class FireWith(Method):
             raise ValueError(f"nothing would be projected: {'; '.join(reasons[:3]) or 'the model has no matrices'}")
 
     def needs_init(self, net: Net) -> bool:
-        """Return whether `fire_` needs the initial weights, to reinitialise or for a scale that takes their norms."""
-        scale = self.all_options["scale"]
-        return scale in ("match_init", "init_norm") or any(e.action == "reinit" for e in self._entries(net))
+        """Return whether `fire_` uses the initial weights: to reinitialise, for their norms, or to fill null spaces."""
+        fills = self.all_options["solver"] == "exact" and self.all_options["blend"] == 1
+        takes_norms = self.all_options["scale"] in ("match_init", "init_norm")
+        return fills or takes_norms or any(e.action == "reinit" for e in self._entries(net))
 
     def _entries(self, net: Net) -> list[Entry]:
         """Return the entries of all weights of all networks that `fire_` would resolve with these options."""
@@ -221,8 +223,9 @@ class Intervention:
 
     def keep_initial(self, modules: Mapping[str, nn.Module]) -> None:
         """Copy the present weights as the initial ones, if the method needs initial weights and has none yet."""
-        net = Net(dict(modules), {})
-        if self.init is None and (not isinstance(self.method, FireWith) or self.method.needs_init(net)):
+        net, method = Net(dict(modules), {}), self.method
+        is_needed = method.needs_init(net) if isinstance(method, FireWith) else method.uses_initial_weights
+        if self.init is None and is_needed:
             self.init = Net.of(net.modules).init
 
     def observe(self, **metrics: Tensor | float | None) -> None:
@@ -293,8 +296,11 @@ class Intervention:
         self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
         self._update_copies(copied_modules, weights_before)
         reports = self.report.weights.values()
-        columns = ("dfi_before", "dfi_after", "sfe") if reports else ()
-        numbers = self.report.numbers | {column: sum(r.total(column) for r in reports) for column in columns}
+        numbers = dict(self.report.numbers)
+        for column in ("dfi_before", "dfi_after", "sfe"):
+            total = sum(report.total(column) for report in reports)
+            if reports and not math.isnan(total):  # else nothing was measured
+                numbers[column] = total
         numbers |= {"firings": float(self.firings), "seconds": time.perf_counter() - begin}
         numbers |= {f"trigger/{name}": value for name, value in firing.numbers.items()}
         logger.info(

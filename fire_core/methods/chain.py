@@ -59,6 +59,7 @@ class Chain(Method):
         self.restarts = {part: how for method in methods.values() for part, how in method.restarts.items()}
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
         self.builds_networks = any(method.builds_networks for method in methods.values())
+        self.uses_initial_weights = any(method.uses_initial_weights for method in methods.values())
         self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())
 
     def check(self, net: Net) -> None:

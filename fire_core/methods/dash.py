@@ -44,6 +44,7 @@ class Dash(Method):
     """
 
     follows_gradients = True
+    uses_initial_weights = False
 
     @checked
     def __init__(

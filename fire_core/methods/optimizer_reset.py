@@ -14,6 +14,7 @@ class OptimizerReset(Method):
     """
 
     acts_on_optimizer_alone = True
+    uses_initial_weights = False
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         states_reset = reset_optimizer_state(context.optimizers, net.parameters(context.spared))

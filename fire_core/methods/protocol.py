@@ -124,7 +124,8 @@ class Context:
     Attributes:
         phase: number of the phase that is about to begin (at a boundary) or runs, counted from 0.
         step: optimizer steps since the start of the run.
-        generator: CPU generator for the method's own draws, seeded by run, purpose and phase.
+        generator: CPU generator for the method's own draws. The programs give each act a new one, seeded by run,
+            purpose and phase.
         batches: returns an iterator over the next phase's training batches `(inputs, targets)`, for one pass.
         chunks: returns an iterator over the next phase's training data in the order in which they came, oldest first,
             in chunks of the size of the first phase's data; each chunk is an iterator over unshuffled batches. None
@@ -209,6 +210,8 @@ class Method(Saved):
     Attributes:
         follows_gradients: whether the method uses gradients of the loss at a boundary, which a target network lacks.
         builds_networks: whether the method needs newly built networks at a boundary.
+        uses_initial_weights: whether the method may read `Net.init`. If not, loops of others store no copy of the
+            initial weights for it.
         acts_on_optimizer_alone: whether the method changes nothing but the optimizers' state at a boundary. Programs
             refuse it where a boundary brings a new optimizer anyway.
         restarts: what becomes of an agent's `optimizer`, `temperature` and `target` at a boundary, where the method
@@ -219,6 +222,7 @@ class Method(Saved):
     acts_on_optimizer_alone = False
     follows_gradients = False
     builds_networks = False
+    uses_initial_weights = True
 
     def check(self, net: Net) -> None:
         """Check the networks before a run begins.

@@ -63,12 +63,10 @@ class RandomIsometry(Fire):
 
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
-        # The same draws for a trained network and for its target network, on which an agent lets the method act next.
-        generator = torch.Generator().manual_seed(context.generator.initial_seed())
         with net.unchanged_on_error():
             for name in net.modules:
                 for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
-                    randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
+                    randomise_(entry, context.generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
             projection_report = super().at_boundary(net, context)
         # FIRE's numbers compare with the Gaussian matrices, not with the trained ones; left out, the trainer measures.
         return BoundaryReport(measuring=projection_report.measuring)
@@ -98,6 +96,7 @@ def randomise_(entry: Entry, generator: torch.Generator, redraws: Redraws, keep_
         rotation = polar_factor(new)
         new = rotation @ old if redraws == "left" else old @ rotation
     if keep_norm:
-        new *= own_scale(old) / own_scale(new)
+        is_zero = (old == 0).all((-2, -1), keepdim=True)  # such a matrix keeps its norm of 0, as FIRE leaves it
+        new = (new * (own_scale(old) / own_scale(new))).masked_fill(is_zero, 0)
     entry.write_(weight, new.to(weight.dtype))
     distributed.write_(entry.parameter, weight)

@@ -51,15 +51,13 @@ class ShrinkAndPerturb(Method):
 
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        # The same draws for a trained network and for its target network, on which an agent lets the method act next.
-        generator = torch.Generator().manual_seed(context.generator.initial_seed())
         protected = context.protected(net)
         with net.unchanged_on_error():
             for name, module in net.modules.items():
                 perturbation = net.init[name]
                 if self.variant == "original":
                     perturbation = {
-                        key: resample(value, value.shape, generator) if value.numel() else value
+                        key: resample(value, value.shape, context.generator) if value.numel() else value
                         for key, value in perturbation.items()
                     }
                 scaled = perturbation

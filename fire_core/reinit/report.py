@@ -123,9 +123,13 @@ class Report:
         return iter(self.rows)
 
     def total(self, column: str) -> float:
-        """Return the sum of a numeric column over the rows, as in `report.total("dfi_after")`; NaN is left out."""
+        """Return the sum of a numeric column over the rows, as in `report.total("dfi_after")`.
+
+        Rows that were not measured have NaN, and are left out. The sum is NaN if no row was measured.
+        """
         values = [float(getattr(row, column) or 0) for row in self.rows]
-        return math.fsum(value for value in values if not math.isnan(value))
+        measured = [value for value in values if not math.isnan(value)]
+        return math.fsum(measured) if measured or not values else math.nan
 
     def success(self, tolerance: float = TOLERANCE) -> bool:
         """Return whether something was projected and every projected weight is within `tolerance` of its isometry.

@@ -1,7 +1,7 @@
 """The options `boundary.*` of both agents, which say what restarts at a boundary."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -97,7 +97,9 @@ def update_targets(method: Method, net: Net, context: Context | None, how: str) 
     if how in ("act", "follow"):
         if context is None:
             return
-        method.at_boundary(Net(net.targets, net.init, net.layout), context)
+        # The draws for the target network are those for the trained one.
+        same_draws = torch.Generator().manual_seed(context.generator.initial_seed())
+        method.at_boundary(Net(net.targets, net.init, net.layout), replace(context, generator=same_draws))
     for name, target in net.targets.items():
         trained = net.modules[name]
         if how == "follow":

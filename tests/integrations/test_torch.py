@@ -15,6 +15,7 @@ from fire_core.methods.cbp import ContinualBackprop
 from fire_core.methods.dash import Dash
 from fire_core.methods.fire import Fire
 from fire_core.methods.muon import MuonOptimizer
+from fire_core.methods.optimizer_reset import OptimizerReset
 from fire_core.methods.pi import PlasticityInjection
 from fire_core.methods.snp import ShrinkAndPerturb
 from fire_core.triggers import At, Drift, EffectiveRank, Every
@@ -203,6 +204,49 @@ def test_what_cannot_work_is_refused_before_the_first_step(options, message):
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         make(**options)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_that_were_not_measured_are_not_logged():
+    model, rows = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    FireHook(optimizer, model, Every(1), measure=False, log=lambda *row: rows.append(row))
+    train(model, optimizer, 1)
+    ((_, numbers),) = rows
+    assert numbers["fire/firings"] == 1
+    assert not [name for name in numbers if "dfi" in name or "sfe" in name]
+
+
+def test_the_hook_and_the_method_act_alike_where_directions_are_lost():
+    """Null spaces and zero matrices are filled from the initial weights by both."""
+    results = []
+    for options in ({"solver": "exact"}, {"method": Fire("exact")}):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        FireHook(optimizer, model, Every(1), **options)
+        with torch.no_grad():
+            model[0].weight[0] = 0
+            model[-1].weight.zero_()
+        train(model, optimizer, 1)
+        results.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "stores"),
+    [
+        ({}, False),
+        ({"solver": "exact"}, True),
+        ({"blend": 0.5}, False),
+        ({"scale": "match_init"}, True),
+        ({"method": OptimizerReset()}, False),
+        ({"method": Fire()}, True),
+        ({"method": Dash(), "batches": lambda: iter(batches()), "loss": F.cross_entropy}, False),
+    ],
+)
+def test_a_copy_of_the_initial_weights_is_stored_for_methods_that_use_it(options, stores):
+    model = network()
+    hook = FireHook(torch.optim.SGD(model.parameters(), lr=0.1), model, Every(1), **options)
+    assert (hook.intervention.init is not None) == stores
 
 
 def test_a_compiled_model_needs_a_probe():

@@ -24,6 +24,7 @@ from fire_core.methods import (
 )
 from fire_core.weights.layout import resolve
 from harness.config.errors import ConfigError
+from rl.common.boundary import update_targets
 from tests.programs import DQN, SMALL, rows
 
 
@@ -82,6 +83,42 @@ def test_the_weights_do_not_matter_and_the_seed_does() -> None:
         found.append(matrices(net))
     assert all(torch.equal(found[0][label], found[1][label]) for label in found[0])
     assert not any(torch.allclose(found[0][label], found[2][label], atol=0.01) for label in found[0])
+
+
+@pytest.mark.parametrize("make", [RandomIsometry, ShrinkAndPerturb])
+def test_one_generator_gives_each_act_draws_of_its_own(make: type[Method]) -> None:
+    """A loop of one's own may make one generator for all acts; the programs make a new one for each."""
+    model = nn.Linear(6, 4)
+    net, start, generator = Net.of({"model": model}), copy.deepcopy(model.state_dict()), torch.Generator()
+    drawn = list[Tensor]()
+    for step in range(3):
+        model.load_state_dict(start)
+        make().at_boundary(net, Context(phase=step, step=step, generator=generator))
+        drawn.append(model.weight.detach().clone())
+    assert not torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+
+
+@pytest.mark.parametrize("how", ["act", "follow"])
+@pytest.mark.parametrize("make", [RandomIsometry, ShrinkAndPerturb])
+def test_a_target_network_gets_the_draws_of_the_trained_one(make: type[Method], how: str) -> None:
+    model = nn.Linear(6, 4)
+    net, context, method = Net.of({"q": model}), moment(3), make()
+    net.targets = {"q": copy.deepcopy(model)}
+    method.at_boundary(net, context)
+    update_targets(method, net, context, how)
+    assert torch.equal(net.targets["q"].weight, model.weight)
+
+
+@pytest.mark.filterwarnings("ignore:zero matrices have no nearest isometry")
+@pytest.mark.parametrize("redraws", ["both", "left", "right"])
+def test_a_zero_matrix_keeps_its_norm_as_with_fire(redraws: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    nn.init.zeros_(model[1].weight)
+    for method in (Fire("exact", scale="keep_norm"), RandomIsometry(scale="keep_norm", redraws=redraws)):
+        method.at_boundary(Net.of({"model": model}), moment())
+        assert model[0].weight.count_nonzero()
+        assert not model[1].weight.count_nonzero(), type(method)
 
 
 def test_one_side_of_a_weight_is_redrawn_and_the_other_stays() -> None:
