@@ -31,16 +31,24 @@ def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
 
     Raises:
         TypeError: W is no tensor (but a module, for example).
+        ValueError: W has fewer than two dimensions.
     """
     if not isinstance(W, Tensor):
         raise TypeError(
             f"dfi takes a weight, not a {type(W).__name__}: print(fire_(copy.deepcopy(model))) shows those of a model"
         )
+    _check_matrices("dfi", W)
     W = to_working(W) / scale
     with full_precision(W.device.type):  # the call may come from within a training step's autocast
         gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram.square().sum((-2, -1))
+
+
+def _check_matrices(function: str, W: Tensor) -> None:
+    """Raise a ValueError that names the function if a tensor holds no matrices, such as a bias."""
+    if W.ndim < 2:
+        raise ValueError(f"{function} takes matrices, (..., m, n), and got a tensor of shape {tuple(W.shape)}")
 
 
 def sfe(A: Tensor, B: Tensor) -> Tensor:
@@ -54,8 +62,9 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
         (...), one number for each matrix.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or have fewer than two dimensions.
     """
+    _check_matrices("sfe", A)
     if A.shape != B.shape:
         raise ValueError(f"shapes {tuple(A.shape)} and {tuple(B.shape)} differ: sfe compares weight with weight")
     return (to_working(A) - to_working(B)).square().sum((-2, -1))
@@ -73,8 +82,14 @@ def alignment(reader: Tensor, writer: Tensor) -> Tensor:
         writer: A, (..., n, m).
 
     Returns:
-        (...), at most n. It is 1 on average if B and A are independent, and 1 if one of them is a square isometry.
+        (...), at most n. It is 1 on average if B and A are independent, and 1 if one of them is a square isometry. NaN
+        if one of them is zero.
+
+    Raises:
+        ValueError: a matrix has fewer than two dimensions.
     """
+    for weight in (reader, writer):
+        _check_matrices("alignment", weight)
     B, A = to_working(reader), to_working(writer)
     total = B.square().sum((-2, -1)) * A.square().sum((-2, -1))
     return A.shape[-2] * (B @ A).square().sum((-2, -1)) / total
@@ -131,7 +146,8 @@ def srank(W: Tensor, delta: float = 0.01) -> Tensor:
     values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
     not_enough = values.cumsum(-1) < (1 - delta) * total  # whether the first k+1 singular values are too few
-    return torch.where(total[..., 0] > 0, not_enough.sum(-1) + 1, 0)
+    enough = (not_enough.sum(-1) + 1).clamp(max=values.shape[-1])  # the last of the sums may be rounded below the total
+    return torch.where(total[..., 0] > 0, enough, 0)
 
 
 # ------------------------------------------------------------------------------------------------------- activations
@@ -223,9 +239,12 @@ def hessian_spectral_norm(
     v = [torch.randn(p.shape, generator=generator, device=p.device, dtype=p.dtype) for p in params]
     norm, last_norm = _normalise_(v), 0.0
     for _ in range(iterations):
-        if not any(g.requires_grad for g in grads):
-            return 0.0  # a loss that is linear in its parameters
-        Hv = torch.autograd.grad(grads, params, v, retain_graph=True, materialize_grads=True)
+        # The gradient by a parameter in which the loss is linear is constant.
+        varying = [(g, part) for g, part in zip(grads, v, strict=True) if g.requires_grad]
+        if not varying:
+            return 0.0
+        outputs, vectors = zip(*varying, strict=True)
+        Hv = torch.autograd.grad(outputs, params, vectors, retain_graph=True, materialize_grads=True)
         v = [h.detach().clone() for h in Hv]
         norm = _normalise_(v)
         if norm == 0 or abs(norm - last_norm) <= tol * norm:

@@ -102,3 +102,24 @@ def test_hessian_norm_agrees_with_the_full_hessian():
 def test_what_has_no_answer_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_srank_is_at_most_the_number_of_singular_values():
+    torch.manual_seed(0)
+    for _ in range(50):
+        assert int(M.srank(torch.randn(30, 20), delta=0)) <= 20
+
+
+def test_hessian_norm_of_a_loss_that_is_linear_in_some_parameters():
+    w, b = (torch.randn(3, requires_grad=True) for _ in range(2))
+    assert M.hessian_spectral_norm(lambda: w.square().sum() + b.sum(), [w, b]) == pytest.approx(2)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    assert M.hessian_spectral_norm(lambda: net(torch.ones(2, 3)).mean(), list(net.parameters())) > 0
+
+
+@pytest.mark.parametrize(
+    "call", [lambda b: M.dfi(b), lambda b: M.sfe(b, b), lambda b: M.alignment(b, torch.eye(3))], ids=["dfi", "sfe", "a"]
+)
+def test_a_bias_is_refused_by_name(call):
+    with pytest.raises(ValueError, match=r"^\w+ takes matrices, .* and got a tensor of shape \(3,\)$"):
+        call(torch.ones(3))

@@ -30,7 +30,7 @@ from fire_core.triggers.trigger import Firing, Trigger
 from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
-from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
+from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters, reset_state_of_masters
 from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import optimizers_of, optimizers_that_hold
 from fire_core.weights.topology import unwrap
@@ -355,12 +355,8 @@ class Intervention:
     def _reset_state_of_masters(self, masters: list[Master]) -> None:
         """Reset the optimizers' state of the master copies of changed weights."""
         changed_ids = {id(change.weight) for change in self.changed}
-        changed_masters = [master for master in masters if id(master.weight) in changed_ids]
         reset = StateReset(self.optimizers)
-        reset.whole(master.tensor for master in changed_masters if master.rows is None)
-        for master in changed_masters:
-            if master.rows is not None:
-                reset.rows([master.tensor], master.rows)
+        reset_state_of_masters(reset, (master for master in masters if id(master.weight) in changed_ids))
         for note in reset.notes:
             logger.warning(note)
 

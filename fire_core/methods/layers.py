@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fire_core.methods.protocol import Net
+from fire_core.polar.steps import to_working
 from fire_core.ranges import one_of
 from fire_core.units.graph import weight
 from fire_core.units.trace import unit_graph
@@ -155,6 +156,6 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def norms(tensors: Iterable[Tensor]) -> Tensor:
-    """Return the Euclidean norm of each of n tensors, (n,)."""
+    """Return the Euclidean norm of each of n tensors, (n,), in float32 at least: its square may not fit into half."""
     # One kernel launch for all tensors on a GPU. The public get_total_norm uses it too, but returns their joint norm.
-    return torch.stack(torch._foreach_norm(tuple(tensors)))
+    return to_working(torch.stack(torch._foreach_norm(tuple(tensors))))

@@ -80,7 +80,8 @@ class _Distance(torch.autograd.Function):
     def forward(ctx: Any, W: Tensor, s: float) -> Tensor:
         b, m, n = W.shape
         wide = m <= n
-        gram = W @ W.mT if wide else W.mT @ W  # (b, k, k) with k = min(m, n)
+        with torch.autocast(W.device.type, enabled=False):
+            gram = W @ W.mT if wide else W.mT @ W  # (b, k, k) with k = min(m, n)
         gram.diagonal(dim1=-2, dim2=-1).sub_(s)
         ctx.save_for_backward(W, gram)
         ctx.wide = wide
@@ -90,4 +91,5 @@ class _Distance(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Return the gradient for W, (b, m, n), given that of the sum, and None for s."""
         W, gram = ctx.saved_tensors
-        return (gram @ W if ctx.wide else W @ gram) * (4 * gradient), None
+        with torch.autocast(W.device.type, enabled=False):
+            return (gram @ W if ctx.wide else W @ gram) * (4 * gradient), None

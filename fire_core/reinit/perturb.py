@@ -1,18 +1,22 @@
 """Shrink and perturb on a whole model."""
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.errors import FireWarning
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
 from fire_core.reinit.checks import check_finite, check_module, check_weights
 from fire_core.reinit.initial import initial_weights, require_initial_value
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
-from fire_core.weights.masters import Masters, copied_to_masters, find_masters
+from fire_core.weights.masters import Masters, copied_to_masters, find_masters, reset_state_of_masters
+from fire_core.weights.optimizer_state import StateReset
+from fire_core.weights.optimizers import optimizers_of
 from fire_core.weights.topology import clean_name, unwrap
 
 
@@ -24,6 +28,8 @@ def shrink_and_perturb_(
     exclude: Collection[Tensor] = (),
     optimizer: Optimizer | Iterable[Optimizer] = (),
     masters: Masters | None = None,
+    *,
+    reset_state: bool = True,
 ) -> None:
     """Shrink and perturb (Ash and Adams, NeurIPS 2020) as the FIRE paper uses it: W <- (1 - coef) W + coef W_init.
 
@@ -35,15 +41,19 @@ def shrink_and_perturb_(
         init: copies of the initial weights by parameter name.
         coef: 0 changes nothing, 1 restores the initial parameters exactly.
         exclude: parameters to keep.
-        optimizer: optimizer(s) that train the model. The float32 master copies of half-precision weights that they hold
-            are changed too; their state stays.
+        optimizer: optimizer(s) that train the model. Their state of the changed weights is reset, as by `fire_`. The
+            float32 master copies of half-precision weights that they hold are changed too.
         masters: master copies that the optimizers do not show, as for `fire_`.
+        reset_state: False keeps the optimizers' state.
 
     Raises:
         TypeError: `model` is no module, or `exclude` holds something other than parameters.
         ValueError: `coef` lies outside [0, 1]; `init` lacks a parameter or is the model's own memory; a parameter is
             not floating point, or shares its memory with another one; the weights or `init` hold NaN or Inf; master
             copies cannot be matched. Nothing is changed then.
+
+    Warns:
+        FireWarning: an optimizer's state cannot be reset fully.
     """
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
     if isinstance(exclude, (str, nn.Module, Tensor)) or not all(isinstance(p, Tensor) for p in exclude):
@@ -63,10 +73,18 @@ def shrink_and_perturb_(
     if coef < 1:  # with coef=1 the old weights do not count, and may hold NaN
         named_tensors += [(entry.name, entry.parameter) for entry in entries]
     check_finite(named_tensors)
-    with copied_to_masters(find_masters(unwrap(model), optimizer, masters, [entry.parameter for entry in entries])):
+    changing = [entry.parameter for entry in entries]
+    all_masters = find_masters(unwrap(model), optimizer, masters, changing)
+    with copied_to_masters(all_masters):
         for entry, value in zip(entries, initial_values, strict=True):
             weight = distributed.full(entry.parameter)
             dtype = working_dtype(weight)
             value = value.to(weight.device, dtype)
             mixed = value if coef == 1 else (1 - coef) * weight.to(dtype) + coef * value
             distributed.write_(entry.parameter, mixed)
+    if reset_state:
+        reset = StateReset(optimizers_of(optimizer))
+        reset.whole(changing)
+        reset_state_of_masters(reset, all_masters)
+        for note in reset.notes:
+            warnings.warn(note, FireWarning, stacklevel=2)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.weights.as_new import MASTER_KEY
+from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import optimizers_of, with_inner
 
 HALF = (torch.bfloat16, torch.float16)
@@ -241,3 +242,12 @@ def copied_to_masters(masters: Iterable[Master]) -> Iterator[None]:
             weight, copy = master.pair()
             changed = (weight != weight_before).to(copy.device)
             copy.copy_(torch.where(changed, weight.to(copy.device, copy.dtype), copy))
+
+
+def reset_state_of_masters(reset: StateReset, masters: Iterable[Master]) -> None:
+    """Reset the optimizers' state of master copies; of one within a flat tensor, that of its rows."""
+    masters = list(masters)
+    reset.whole(master.tensor for master in masters if master.rows is None)
+    for master in masters:
+        if master.rows is not None:
+            reset.rows([master.tensor], master.rows)

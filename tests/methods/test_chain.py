@@ -149,7 +149,7 @@ def test_a_method_s_own_pass_is_none_of_training_to_the_others() -> None:
             ranks.after_step(net, moment())
             churn.after_step(net, replace(moment(), step_loss=torch.tensor(1.0)))
             assert seen.samples == 2
-            assert torch.equal(churn.inputs.kept["model"][-1][0], x)
+            assert torch.equal(churn.inputs.kept["model"][-1][0][0], x)
             assert churn.churns.count or churn._coefficient() == churn.coef, "no churn is known"
 
 

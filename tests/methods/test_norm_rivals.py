@@ -17,7 +17,10 @@ from fire_core.methods.contrib.nap import NormalizeAndProject
 from fire_core.methods.contrib.spectral import SpectralRegularisation
 from fire_core.methods.contrib.weight_clipping import WeightClipping
 from fire_core.methods.dash import Dash
+from fire_core.methods.l2init import L2Init
 from fire_core.methods.parseval import Parseval
+from fire_core.methods.weight_decay import WeightDecay
+from fire_core.units.graph import Units, between
 from tests.methods.small import Layers, moment
 from tests.parity import public
 
@@ -193,10 +196,115 @@ def test_inputs_are_kept_by_step_not_by_micro_batch(method: ChurnReduction | L2E
             method.penalty(own)
             if step != 2:
                 method.after_step(own, moment(step, step_loss=torch.tensor(1.0)))
-    assert [int(inputs[0][0]) for inputs in method.inputs.kept["m"]] == [7, 17, 37][-method.inputs.steps :]
+    assert [int(by_position[0][0]) for by_position, _ in method.inputs.kept["m"]] == [7, 17, 37][-method.inputs.steps :]
     resumed = InputWatch(10)
     resumed.load_state_dict(method.inputs.state_dict())
     assert len(resumed.kept["m"]) == len(method.inputs.kept["m"])
+
+
+class WithOptions(nn.Module):
+    """A network with a second argument that may be missing, as agents of others have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        hidden = self.first(x).relu()
+        return scale * self.second(hidden if mask is None else hidden * mask)
+
+    def unit_graph(self) -> list[Units]:
+        return [between("first", self.first, self.second)]
+
+
+PASSES: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
+    "by position": lambda net, x: net(x, None),
+    "by name": lambda net, x: net(x=x, scale=2.0),
+    "both": lambda net, x: net(x, mask=x[:, :1], scale=2.0),
+}
+
+
+@pytest.mark.parametrize("how", PASSES)
+@pytest.mark.parametrize("make", [lambda: ChurnReduction(), lambda: L2EffectiveRank(every=2)])
+def test_inputs_may_be_given_by_name_and_be_no_tensors(make: Callable[[], Method], how: str) -> None:
+    """The penalty is that of a network whose arguments are all bound before."""
+    results = []
+    for bound in (False, True):
+        torch.manual_seed(0)
+        net = WithOptions()
+        whole = net if not bound else Bound(net, PASSES[how])
+        own, method, penalties = Net.of({"q": whole, "idle": nn.Linear(1, 1)}), make(), list[float]()
+        own.modules.pop("idle") if isinstance(method, ChurnReduction) else None
+        with method.watch(own):
+            for t in range(4):
+                x = torch.randn(5, 3, generator=torch.Generator().manual_seed(t))
+                (whole(x) if bound else PASSES[how](net, x)).square().mean().backward()
+                penalty = method.penalty(own)
+                penalties.append(0.0 if penalty is None else penalty.item())
+                method.before_step(own, moment(t))
+                with torch.no_grad():
+                    net.first.weight.mul_(1.1)
+                method.after_step(own, moment(t, step_loss=torch.tensor(1.0)))
+        results.append([*penalties, *net.second.weight.flatten().tolist()])
+    assert results[0] == pytest.approx(results[1])
+    assert results[0][3] > 0
+
+
+class Bound(nn.Module):
+    """A network whose passes are made in one way."""
+
+    def __init__(self, net: nn.Module, how: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.net, self.how = net, how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self.net, x)
+
+    def unit_graph(self) -> list[Units]:
+        return self.net.unit_graph()  # type: ignore[operator,no-any-return]
+
+
+PENALTIES = {
+    "parseval": Parseval,
+    "parseval, fire_paper": lambda: Parseval(variant="fire_paper"),
+    "spectral": SpectralRegularisation,
+    "l2init": L2Init,
+    "weight_decay": WeightDecay,
+    "l2_er": L2EffectiveRank,
+}
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_a_penalty_may_be_computed_under_autocast(name: str) -> None:
+    torch.manual_seed(0)
+    gradients = []
+    net = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 7), nn.ReLU(), nn.Linear(7, 2))
+    own, method = Net.of({"m": net}), PENALTIES[name]()
+    with torch.no_grad():
+        net[2].weight.add_(0.1)
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            penalty = method.penalty(own)
+        assert penalty is not None
+        net.zero_grad()
+        penalty.backward()
+        gradients.append(net[2].weight.grad)
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0.02, atol=1e-5)
+    assert gradients[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("make", [L2Init, WeightDecay, L2EffectiveRank])
+def test_the_penalty_of_half_precision_weights_does_not_overflow(make: type[Method]) -> None:
+    net = nn.Linear(300, 300, bias=False).half()
+    own = Net.of({"m": net})
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        own.init["m"]["weight"].zero_()
+    penalty = make().penalty(own)
+    assert penalty is not None
+    assert penalty.item() == pytest.approx(90_000 / 2 * (1e-4 if make is L2EffectiveRank else 1e-3), rel=1e-2)
+    penalty.backward()
+    assert net.weight.grad.isfinite().all()
 
 
 def test_c_chain_leaves_running_statistics_alone() -> None:

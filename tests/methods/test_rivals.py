@@ -53,6 +53,13 @@ def test_upgd_where_no_weight_is_of_use(weights: list[float], gradients: list[fl
     torch.testing.assert_close(model.weight.detach(), expected)
 
 
+def test_hare_and_tortoise_stay_as_they_are_until_a_step_has_made_the_slow_copy() -> None:
+    model = nn.Linear(2, 1)
+    before, method = model.weight.clone(), HareTortoise(every=1)
+    method.after_epoch(Net.of({"model": model}), moment())
+    assert torch.equal(model.weight, before)
+
+
 def test_upgd() -> None:
     options = {key.removeprefix("option."): v for key, v in public.load("upgd").items() if key.startswith("option.")}
     method = UPGD(options["lr"], options["weight_decay"], options["beta_utility"], options["sigma"])

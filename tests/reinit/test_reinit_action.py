@@ -46,6 +46,21 @@ def test_shrink_and_perturb_ends_and_errors():
     assert all(torch.equal(p, init[n]) for n, p in model.named_parameters())
 
 
+@pytest.mark.parametrize("reset_state", [True, False])
+def test_shrink_and_perturb_resets_the_optimizer_s_state_as_fire_does(reset_state):
+    model = network(0)
+    optimizer = torch.optim.Adam(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    init = copy.deepcopy(network(1).state_dict())
+    options = {} if reset_state else {"reset_state": False}
+    kept = next(iter(model.parameters()))
+    shrink_and_perturb_(model, init, 0.4, [kept], optimizer=optimizer, **options)
+    states = [len(optimizer.state.get(p, {})) > 0 for p in model.parameters()]
+    assert states == [True, *[not reset_state] * (len(states) - 1)], "the state of the weight that is kept stays"
+
+
 def test_shrink_and_perturb_of_half_precision_rounds_once():
     model = network(0).bfloat16()
     init = copy.deepcopy(network(1).state_dict())

@@ -58,11 +58,11 @@ class ChurnReduction(Method):
 
     def _churn(self, net: Net, name: str) -> Tensor:
         """Return the mean squared churn of one network's outputs for the inputs of two steps ago, a scalar."""
-        module, inputs = net.modules[name], self.inputs.kept[name][0]
+        module, (by_position, by_name) = net.modules[name], self.inputs.kept[name][0]
 
         def outputs(weights: dict[str, Any]) -> Tensor:
             buffers = {key: buffer.clone() for key, buffer in module.named_buffers()}
-            return first_tensor(functional_call(module, weights | buffers, inputs))
+            return first_tensor(functional_call(module, weights | buffers, by_position, by_name))
 
         with own_pass():
             outputs_now = outputs(dict(module.named_parameters()))

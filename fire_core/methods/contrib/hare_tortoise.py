@@ -53,7 +53,7 @@ class HareTortoise(Method):
 
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         self.epochs += 1
-        if self.epochs % self.every == 0:
+        if self.epochs % self.every == 0 and self.slow:  # there is no copy until a step has been made
             for key, module in net.modules.items():
                 load_tensors(module, self.slow[key])
         return {}

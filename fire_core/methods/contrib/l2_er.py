@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from fire_core.methods.contrib.inputs import InputWatch
+from fire_core.methods.contrib.inputs import InputWatch, joined
 from fire_core.methods.layers import norms
 from fire_core.methods.protocol import Context, Method, Net
 from fire_core.ranges import Count, NonNegative, checked
@@ -61,10 +61,13 @@ class L2EffectiveRank(Method):
             return
         features: list[Tensor] = []
         with own_pass(), collect_inputs(self.readers, features):
-            for name, module in net.modules.items():
-                arguments_by_step = self.inputs.kept[name]
-                module(*(torch.cat(argument) for argument in zip(*arguments_by_step, strict=True)))
+            for name, passes in self.inputs.kept.items():  # a network without a pass in these steps has no features
+                by_position = (joined(argument) for argument in zip(*(each for each, _ in passes), strict=True))
+                by_name = {key: joined([each[key] for _, each in passes]) for key in passes[-1][1]}
+                net.modules[name](*by_position, **by_name)
         self.inputs.kept = {}
+        if not features:
+            return
         parameters = [p for p in net.parameters() if p.requires_grad]
         rank = torch.stack([effective_rank(x) for x in features]).mean()
         gradients = torch.autograd.grad(rank, parameters, allow_unused=True)
