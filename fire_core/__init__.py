@@ -1,9 +1,10 @@
-"""FIRE and its rivals: restoring the plasticity of neural networks.
+"""FIRE and its rivals: restoring the plasticity of neural networks, in any PyTorch loop. It needs torch alone.
 
-This package needs torch alone, and so do the command line tools `fire_core.audit`, `fire_core.project` and
-`fire_core.convergence`. `fire_core.triggers` say when to act. `fire_core.integrations` act in other training loops;
-each of its modules is imported by its name, because it needs its framework. `harness` is imported by the programs only
-and needs `pip install -e ".[harness]"`.
+`plasticity_gap` measures whether plasticity is lost, `fire_` acts on a model, `fire_core.triggers` say when to act, and
+`reset_optimizer_state` makes optimizers forget. `matrices` shows which matrices a model's weights hold, and
+`muon_groups` trains them with Muon. The rivals are in `fire_core.methods`; `fire_core.integrations` act in the loops of
+other frameworks, and each of its modules is imported by its name, because it needs its framework. The command `fire`
+does the same for checkpoints on disk.
 """
 
 from fire_core import triggers

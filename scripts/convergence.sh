@@ -18,8 +18,8 @@ table() { # table <name> [argument ...]
     if [[ -f $runs/$name/convergence.csv ]]; then
         echo "$runs/$name is done"
     else
-        python -m fire_core.convergence "$@" --out "$runs/$name"
-        python -m harness.run.provenance "$runs/$name/convergence.csv" python -m fire_core.convergence "$@"
+        fire convergence "$@" --out "$runs/$name"
+        python -m harness.run.provenance "$runs/$name/convergence.csv" fire convergence "$@"
     fi
 }
 trained() { # trained <model> <steps>: its weights, once

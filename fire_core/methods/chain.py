@@ -11,9 +11,6 @@ from torch import Tensor, nn
 from fire_core.methods.full_reset import FullReset
 from fire_core.methods.protocol import BoundaryReport, Context, MakeOptimizer, Method, Net
 
-# Methods that cannot be combined with others, each with the reason that the error message gives.
-NOT_COMBINABLE = {"base": "does nothing", "pi": "puts new modules into the network, which no other method knows"}
-
 
 class Chain(Method):
     """Several methods in one run, such as FIRE and Muon, FIRE and ReDo, or S&P and CBP.
@@ -32,28 +29,29 @@ class Chain(Method):
 
     def __init__(self, methods: Mapping[str, Method], apart: bool = False) -> None:
         if not methods:
-            raise ValueError("of must name at least one method")
-        for name in methods:
-            if name in NOT_COMBINABLE and len(methods) > 1:
-                raise ValueError(f"of={list(methods)}: {name} cannot be combined, it {NOT_COMBINABLE[name]}")
+            raise ValueError("a chain needs at least one method")
+        for name, method in methods.items():
+            if method.not_combinable and len(methods) > 1:
+                raise ValueError(f"{name} cannot be combined, it {method.not_combinable}")
         for name, method in list(methods.items())[1:]:
             if isinstance(method, FullReset):
-                raise ValueError(f"of={list(methods)}: {name} undoes the methods before it, so it must be the first")
+                raise ValueError(f"{name} undoes the methods before it, so it must be the first")
         replacing_optimizer = [name for name, method in methods.items() if method.overrides("optimizer")]
         if len(replacing_optimizer) > 1:
-            raise ValueError(f"of={list(methods)}: {' and '.join(replacing_optimizer)} each replace the optimizer")
+            raise ValueError(f"{' and '.join(replacing_optimizer)} each replace the optimizer")
         acting_after_steps = [name for name, method in methods.items() if method.overrides("after_step")]
-        if "trac" in acting_after_steps[1:]:
-            raise ValueError(
-                f"of={list(methods)}: trac takes what has happened since the last step for the optimizer's, so it must "
-                f"come before {acting_after_steps[0]}, which acts after steps"
-            )
+        for name in acting_after_steps[1:]:
+            if methods[name].follows_the_optimizer:
+                raise ValueError(
+                    f"{name} takes what has happened since the last step for the optimizer's, so it must come before "
+                    f"{acting_after_steps[0]}, which acts after steps"
+                )
         self.methods, self.apart = dict(methods), apart
         # The method that chooses the optimizer; `Method()` leaves the trainer's own.
         self.optimizer_method = methods[replacing_optimizer[0]] if replacing_optimizer else Method()
         if apart and not (self.optimizer_method.overrides("owned") and self.overrides("at_boundary")):
             raise ValueError(
-                "apart=true has no effect: it needs a method that acts at boundaries, and one whose optimizer trains "
+                "apart=True has no effect: it needs a method that acts at boundaries, and one whose optimizer trains "
                 "some of the weights in a way of its own"
             )
         self.restarts = {part: how for method in methods.values() for part, how in method.restarts.items()}

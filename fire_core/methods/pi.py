@@ -54,6 +54,7 @@ class PlasticityInjection(Method):
     """
 
     FIELDS = ("injections",)
+    not_combinable = "puts new modules into the network, which no other method knows"
     # The outputs stay, so target and temperature stay valid; the old optimizer does not know the new heads.
     restarts: Mapping[str, str] = {"optimizer": "new", "temperature": "keep", "target": "keep"}
 

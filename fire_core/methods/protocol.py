@@ -210,6 +210,10 @@ class Method(Saved):
     Attributes:
         follows_gradients: whether the method uses gradients of the loss at a boundary, which a target network lacks.
         builds_networks: whether the method needs newly built networks at a boundary.
+        not_combinable: why the method cannot be a part of a chain of several, as the end of the sentence "it ...";
+            empty if it can.
+        follows_the_optimizer: whether `after_step` takes the change of the weights since the last step for the
+            optimizer's, so that no other method may have acted after the step before.
         uses_initial_weights: whether the method may read `Net.init`. If not, loops of others store no copy of the
             initial weights for it.
         acts_on_optimizer_alone: whether the method changes nothing but the optimizers' state at a boundary. Programs
@@ -222,6 +226,8 @@ class Method(Saved):
     acts_on_optimizer_alone = False
     follows_gradients = False
     builds_networks = False
+    not_combinable = ""
+    follows_the_optimizer = False
     uses_initial_weights = True
 
     def check(self, net: Net) -> None:

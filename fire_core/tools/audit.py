@@ -1,8 +1,8 @@
 """Look into a checkpoint: which of its matrices have drifted from isometry, and which would a projection help?
 
-    python -m fire_core.audit path/to/transformers-folder
-    python -m fire_core.audit model.safetensors --only '*.mlp.*'
-    python -m fire_core.audit resnet.pth --model timm:resnet18
+    fire audit path/to/transformers-folder
+    fire audit model.safetensors --only '*.mlp.*'
+    fire audit resnet.pth --model timm:resnet18
 
 Reads transformers folders, .safetensors, and files of `torch.save` (`weights_only=True`: no code in a file is run), a
 tensor at a time; states of optimizers are passed over. Where config.json or --model says which model it is, weights
@@ -45,16 +45,18 @@ HEAD = ("name", "shape", "n", "DfI", "stable rank", "effective rank", "condition
 def cells(weight: Finding) -> tuple[str, ...]:
     """Return the line of a weight in the table, in the order of `HEAD`."""
     ranks = f"{weight.stable_rank:.1f}", f"{weight.effective_rank:.1f}"
-    shape, benefits = f"{weight.shape[0]}x{weight.shape[1]}", "yes" if weight.benefits else ""
+    shape = f"{weight.shape[0]}x{weight.shape[1]}"
+    benefits = "zero" if weight.is_zero else "yes" if weight.benefits else ""
     return weight.name, shape, str(weight.matrices), f"{weight.dfi:.4g}", *ranks, f"{weight.condition:.3g}", benefits
 
 
 def explanations(findings: list[Finding]) -> list[str]:
     """Return the lines below the table: how many weights would benefit, what the columns hold, the rule."""
-    count = sum(weight.benefits for weight in findings)
+    count, zeros = sum(weight.benefits for weight in findings), any(weight.is_zero for weight in findings)
     return [
         "",
         f"{count} of {len(findings)} weights would benefit from a projection.",
+        *(["zero: a matrix of the weight is zero, and a projection would leave it so."] if zeros else []),
         "DfI: of the weight divided by FIRE's scale, summed over its n matrices, as in fire_'s report.",
         "Ranks and condition number: of the worst of the n matrices.",
         *textwrap.wrap(f"A weight {RULE}.", 110),
@@ -63,7 +65,7 @@ def explanations(findings: list[Finding]) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 with one line on stderr for what cannot be used."""
-    parser = Parser(prog="python -m fire_core.audit", description=__doc__.split("\n")[0])
+    parser = Parser(prog="fire audit", description=__doc__.split("\n")[0])
     parser.add_argument("checkpoint", help="a transformers folder, a .safetensors file, or a file of torch.save")
     add_choice(parser)
     parser.add_argument("--json", action="store_true", help="a JSON object instead of the table")

@@ -1,8 +1,8 @@
 """How far does each solver get, on which weights? The counterpart of the paper's table 10.
 
-    python -m fire_core.convergence                                      # random families
-    python -m fire_core.convergence model.pt other.safetensors --out results
-    python -m fire_core.convergence --families square --size 64 --draws 100 --solvers newton_schulz
+    fire convergence                                      # random families
+    fire convergence model.pt other.safetensors --out results
+    fire convergence --families square --size 64 --draws 100 --solvers newton_schulz
 
 Solver x norm_init x iterations on random families and on the matrices of given checkpoints: what DfI, SFE and extreme
 singular values each reaches, at which cost. Writes convergence.md, .csv, .png and .pdf into --out. All
@@ -275,10 +275,8 @@ def run(weights: Mapping[str, Sequence[Tensor]], options: argparse.Namespace) ->
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 with one line on stderr for a file that cannot be used."""
-    parser = Parser(prog="python -m fire_core.convergence", description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "checkpoints", nargs="*", type=Path, help="folders and files of weights, as fire_core.audit takes"
-    )
+    parser = Parser(prog="fire convergence", description=__doc__.split("\n")[0])
+    parser.add_argument("checkpoints", nargs="*", type=Path, help="folders and files of weights, as `fire audit` takes")
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=FAMILIES)
     parser.add_argument("--size", type=at_least(2), nargs="+", default=[256], help="n of the random families")
     add_choice(parser)
@@ -316,9 +314,7 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         parser.error(f"--out {options.out}: {error.strerror}")
     given = sys.argv[1:] if arguments is None else arguments
-    command = " ".join(
-        ["python -m fire_core.convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)]
-    )
+    command = " ".join(["fire convergence", *(Path(a).name if Path(a).is_absolute() else a for a in given)])
     rows, steps = run(weights, options)
     write(rows, steps, options.out, command)
     print(json.dumps([asdict(row) for row in rows], indent=1) if options.json else f"wrote {options.out}/convergence.*")

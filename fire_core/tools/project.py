@@ -1,7 +1,7 @@
 """FIRE from disk to disk: a projected copy of a checkpoint, a tensor at a time.
 
-    python -m fire_core.project IN OUT --layout qk --solver exact
-    python -m fire_core.project resnet.pth projected.pth --model timm:resnet18
+    fire project IN OUT --layout qk --solver exact
+    fire project resnet.pth projected.pth --model timm:resnet18
 
 IN is a transformers folder (one file of weights, or several with their index), a .safetensors file, or a file of
 `torch.save` (.pt, .ckpt of Lightning). OUT is a copy of it in which the numbers of the projected weights are others,
@@ -23,6 +23,7 @@ leaves a folder `.<OUT>.*.partial`, and between the two renames a report without
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import math
 import os
@@ -42,6 +43,7 @@ import fire_core
 from fire_core.errors import FireWarning
 from fire_core.polar.options import NORM_INITS, SOLVERS
 from fire_core.reinit.fire import fire_
+from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Row
 from fire_core.tools.checkpoint import safetensors_file
 from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_checkpoint
@@ -89,6 +91,7 @@ def project(
     source, target = Path(source), Path(target)
     transposed = [transposed] if isinstance(transposed, str) else [*transposed]
     _check_places(source, target)
+    _check_options(options)
     checkpoint = load(source)
     cuts = cut_checkpoint(checkpoint, model, layout, include, exclude, blocks, transposed)
     chosen = [one for one in cuts.cuts if any(entry.action == "project" and entry.size for entry in one.entries)]
@@ -128,6 +131,23 @@ def _check_places(source: Path, target: Path) -> None:
         raise CheckpointError(f"{taken}: exists already; remove it, or give another name")
     if not target.parent.is_dir():
         raise CheckpointError(f"{target.parent}: no such folder")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Check options of `fire_` before anything is read or copied.
+
+    Raises:
+        CheckpointError: an option is unknown, or its value is not accepted or has no effect.
+    """
+    accepted = inspect.signature(fire_).parameters
+    for name in options:
+        if name not in accepted or name in ("model", "optimizer", "masters", "example", "strict"):
+            raise CheckpointError(f"{name} is no option of a projection on disk")
+    names = {field.name for field in dataclasses.fields(Projection)}
+    try:
+        Projection(**{name: value for name, value in options.items() if name in names}).check_idle()
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _check_chosen(checkpoint: Checkpoint, cuts: CheckpointCuts, chosen: list[TensorCut], layout: str) -> None:
@@ -294,7 +314,7 @@ def summary(report: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 with one line on stderr for what cannot be done."""
-    parser = Parser(prog="python -m fire_core.project", description=__doc__.split("\n")[0])
+    parser = Parser(prog="fire project", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("source", metavar="IN", help="a transformers folder, a .safetensors file, or a file of torch.save")
     add("target", metavar="OUT", help="the projected copy; must not exist yet")
@@ -305,7 +325,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--solver", default="newton_schulz", choices=SOLVERS, help="newton_schulz is the paper's (default)")
     add(
         "--iterations",
-        type=at_least(0, MOST_ITERATIONS),
+        type=at_least(1, MOST_ITERATIONS),
         default=10,
         help="steps of the iterative solvers (default: 10)",
     )

@@ -47,8 +47,15 @@ class Finding:
     condition: float
 
     @property
+    def is_zero(self) -> bool:
+        """Return whether one of the matrices is zero: a projection would leave it so."""
+        return self.stable_rank == 0
+
+    @property
     def benefits(self) -> bool:
-        """Return whether the weight meets `RULE`."""
+        """Return whether the weight meets `RULE`, and has no matrix that is zero."""
+        if self.is_zero:
+            return False
         m, n = self.shape
         gaussian = m * n / (math.sqrt(m) + math.sqrt(n)) ** 2
         return self.stable_rank < gaussian / 2 or self.condition > DEFICIENT

@@ -20,8 +20,7 @@ def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
 
     Raises:
         ConfigError: a name is unknown or stands twice, an option of a method is wrong, or an option is given for a
-            method that `of` does not name.
-        ValueError: the methods conflict.
+            method that `of` does not name, or the methods conflict.
     """
     names = of.split("+")
     for option in given_options():
@@ -34,4 +33,9 @@ def chained(of: str, parts: Mapping[str, Any], apart: bool = False) -> Chain:
             raise ConfigError(f"method.of={name} is unknown; accepted: {', '.join(accepted)}")
         if names.count(name) > 1:
             raise ConfigError(f"method.of names {name} twice")
-    return Chain({name: build(f"method.parts.{name}", parts[name]) for name in names}, apart)
+    methods = {name: build(f"method.parts.{name}", parts[name]) for name in names}
+    try:
+        return Chain(methods, apart)
+    except ValueError as error:
+        option = f"apart={str(apart).lower()}" if str(error).startswith("apart") else f"of={of}"
+        raise ConfigError(f"method.{option}: {error}") from error

@@ -100,6 +100,8 @@ def test_an_act_spares_muon_s_weights_and_their_state_if_asked_to(method: Method
         ({"fire": Fire(), "full_reset": FullReset()}, "full_reset undoes the methods before it"),
         ({"fire": Fire(), "pi": PlasticityInjection()}, "pi cannot be combined"),
         ({"fire": Fire(), "base": Base()}, "base cannot be combined"),
+        ({"inject": PlasticityInjection(), "act": Fire()}, "inject cannot be combined"),
+        ({"clip": WeightClipping(), "t": Trac()}, "t takes .* so it must come before clip"),
         ({"weight_clipping": WeightClipping(), "trac": Trac()}, "trac takes .* so it must come before weight_clipping"),
         ({}, "at least one"),
     ],
@@ -114,7 +116,7 @@ def test_conflicts(methods: dict, message: str) -> None:
     "methods", [{"redo": ReDo(), "muon": MuonOptimizer()}, {"fire": Fire(), "upgd": UPGD()}, {"fire": Fire()}]
 )
 def test_apart_needs_an_act_and_weights_that_it_can_spare(methods: dict[str, Method]) -> None:
-    with pytest.raises(ValueError, match=r"^apart=true has no effect: it needs a method that acts at boundaries"):
+    with pytest.raises(ValueError, match=r"^apart=True has no effect: it needs a method that acts at boundaries"):
         Chain(methods, apart=True)
 
 

@@ -1,8 +1,6 @@
 """Models that are odd work, or are refused in one line that is true and says what to do."""
 
 import copy
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch.nn.utils import parametrizations
 
 from fire_core import fire_, matrices, plasticity_gap
 from fire_core.integrations.torch import FireHook
+from fire_core.tools import fire
 from fire_core.triggers import Dormancy, EffectiveRank
 
 
@@ -153,10 +152,9 @@ def test_gap_of_an_untrained_network_of_the_same_seed() -> None:
         plasticity_gap(plain(), plain, [(torch.zeros(8, 6), torch.zeros(8).long())], 3)
 
 
-def test_a_file_of_one_tensor(tmp_path: Path) -> None:
+def test_a_file_of_one_tensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save(torch.randn(4, 4), tmp_path / "tensor.pt")
-    command = [sys.executable, "-m", "fire_core.audit", "tensor.pt"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode
-    assert "holds tensors without names: save a state_dict" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert fire.main(["audit", str(tmp_path / "tensor.pt")]) == 2
+    said = capsys.readouterr().err
+    assert "holds tensors without names: save a state_dict" in said
+    assert len(said.strip().splitlines()) == 1

@@ -38,7 +38,9 @@ def test_rank_and_zeros() -> None:
     assert int((singular_values(W) > 1e-12 * singular_values(W)[0]).sum()) == 10
     assert finding("w", W[None], 1.0).condition > 1e12
     assert torch.equal(singular_values(torch.zeros(4, 3)), torch.zeros(3, dtype=torch.float64))
-    assert finding("w", torch.zeros(2, 4, 3), 1.0).benefits
+    zero = finding("w", torch.zeros(2, 4, 3), 1.0)
+    assert zero.is_zero
+    assert not zero.benefits, "a projection leaves a zero matrix as it is"
     assert finding("w", torch.zeros(2, 4, 3), 1.0).effective_rank == 0
 
 

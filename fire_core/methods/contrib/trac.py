@@ -32,6 +32,7 @@ class Trac(Method):
     """
 
     FIELDS = ("start", "s", "variance", "sigma")
+    follows_the_optimizer = True
 
     @checked
     def __init__(self, scale: Positive = 1e-8, eps: Positive = 1e-8) -> None:
