@@ -140,7 +140,7 @@ class CombinedOptimizer(torch.optim.Optimizer):
         super().__init__(self.param_groups, {})
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """Return the parameter groups of all parts, in their order."""
         return [group for part in self.parts for group in part.param_groups]
 

@@ -7,6 +7,7 @@ optimizers = SplitMuon(muon, lr=0.02), torch.optim.AdamW(adam, lr=3e-4)
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -128,19 +129,26 @@ def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
 def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
     """Return which layers are not hidden: `id` of the weight -> "an input layer" or "an output layer".
 
-    Of a network without anything that is called a head the output layer is the one that scores a vocabulary, else the
-    last one registered. A body has none: a network whose last layer ends a numbered block, if such blocks recur or
-    parameters outside of the block come after it.
+    Of a network without anything that is called a head the output layers are the convolutions whose output it returns,
+    else the layer that scores a vocabulary, else the last one registered. A body has none: a network whose last layer
+    ends a numbered block, if such blocks recur or parameters outside of the block come after it.
 
     Args:
         model: any module.
         read: its matrices.
     """
-    last: set[Any] = set(output_layers(model))
-    if not any(entry.role == "head" for entry in read):
+    put_out = {id(entry.parameter): "an output layer" for entry in read if entry.is_put_out}
+    last: set[Any] = set()
+    if any(entry.role == "head" for entry in read):
+        last = set(output_layers(model))
+    elif not put_out:
         last = vocabulary_layers(model) or {layer for layer in last_layers(model) if not _is_in_body(model, layer)}
     outside = {id(layer.weight): "an input layer" for layer in input_layers(model) | tower_inputs(model)}
-    return outside | {id(layer.weight): "an output layer" for layer in last}
+    # A layer that recurs in numbered blocks, such as the keys of all cross-attentions, is hidden whatever it reads.
+    readers = {entry.name: id(entry.parameter) for entry in read if entry.reads_input}
+    counts = Counter(map(numberless, readers))
+    outside |= {key: "an input layer" for name, key in readers.items() if counts[numberless(name)] == 1}
+    return outside | put_out | {id(layer.weight): "an output layer" for layer in last}
 
 
 def vocabulary_layers(model: nn.Module) -> set[Any]:

@@ -227,14 +227,37 @@ def flattened(flow: Flow, start: Any, stop: Any) -> Flow:
     else:
         begin = start % len(axes)
     end = stop % len(axes) if not flow.is_open or stop < 0 else len(axes) - 1
-    merged = set(axes[begin : end + 1])
-    if merged <= {OTHER}:
-        kind = OTHER
-    elif merged <= {SHARE, FEATURES}:
-        kind = FEATURES
-    else:
-        kind = MIXED
-    return altered(flow, axes=(*axes[:begin], kind, *axes[end + 1 :]))
+    return altered(flow, axes=(*axes[:begin], kind_of_merged(axes[begin : end + 1]), *axes[end + 1 :]))
+
+
+def kind_of_merged(axes: Sequence[str]) -> str:
+    """Return the kind of the one axis that takes the place of several."""
+    kinds = set(axes)
+    if kinds <= {OTHER}:
+        return OTHER
+    return FEATURES if kinds <= {SHARE, FEATURES} else MIXED
+
+
+def packed(flow: Flow, pattern: Any) -> Flow:
+    """Return the result of einops' `pack` on one tensor: the axes at the star of the pattern become one."""
+    names = pattern.split() if isinstance(pattern, str) else []
+    if flow.axes is None or names.count("*") != 1:
+        return with_unknown_axes(flow)
+    before, after = names.index("*"), len(names) - names.index("*") - 1
+    if len(flow.axes) < after + (0 if flow.is_open else before):
+        return with_unknown_axes(flow)
+    known, last = flow.axes[: len(flow.axes) - after], flow.axes[len(flow.axes) - after :]
+    first = () if flow.is_open else known[:before]
+    at_star = kind_of_merged([OTHER, *known] if flow.is_open else known[before:])
+    return altered(flow, axes=(*(first or [OTHER] * before), at_star, *last), is_open=False)
+
+
+def unpacked(flow: Flow, pattern: Any) -> Flow:
+    """Return the result of einops' `unpack` on what `pack` has made of one tensor: several axes at the star."""
+    names = pattern.split() if isinstance(pattern, str) else []
+    if flow.axes is None or names[:1] != ["*"] or len(flow.axes) < len(names) or flow.axes[-len(names)] != OTHER:
+        return with_unknown_axes(flow)
+    return altered(flow, axes=flow.axes[len(flow.axes) - len(names) + 1 :], is_open=True)
 
 
 def rearranged(flow: Flow, pattern: Any) -> Flow:

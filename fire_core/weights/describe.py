@@ -32,7 +32,7 @@ from fire_core.weights import topology
 from fire_core.weights.code import attribute_or, forward_of, is_torchs
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
-from fire_core.weights.output_layers import output_weights
+from fire_core.weights.output_layers import output_convolutions, output_weights
 from fire_core.weights.own_forward import convolves_backwards, equals_plain, multiplies_by_stored
 from fire_core.weights.read import read_module, read_pass
 from fire_core.weights.source import LayerUse, SourceReader
@@ -73,12 +73,13 @@ class Reader:
         # All by `id` of a parameter: what the source tells; cuts seen in the pass on the example, and those seen by
         # products alone; and the weights that took part in a product of matrices there (None: there was no pass).
         source = SourceReader(self.model)
-        self.code = source.uses
+        self.code, self.input_readers = source.uses, source.input_readers
         for parameter, uses in self.uses:
             if source.feeds_layer(id(parameter)):
                 uses[0].around.hidden.update(use.owner for use in uses)
         named = {id(p) for p, uses in self.uses if any(topology.is_called_head(use) for use in uses if not use.is_raw)}
         self.output_weights = output_weights(self.model, source, named)
+        self.output_convolutions = output_convolutions(self.model, source)
         self.seen: dict[int, Cut] = {}
         self.products: dict[int, Cut] = {}
         self.multiplied: set[int] | None = None
@@ -137,6 +138,8 @@ class Reader:
             reason=reason,
             padding=topology.padding_row(uses),
             is_tied=not all(isinstance(u.owner, topology.EMBEDDINGS) for u in uses),
+            is_put_out=id(parameter) in self.output_convolutions,
+            reads_input=id(parameter) in self.input_readers,
         )
         _check_declared(entry, use, blocks is not None, is_transposed)
         if kind == "locked":
@@ -212,9 +215,11 @@ class Reader:
         if not doubt and code is not None and not code.is_lost:
             return None, ""
         alone = self._read_alone(use, is_doubted=bool(doubt))
-        if alone is None or alone.rows != rows or (needs_several and len(alone.blocks) == 1):
-            return None, doubt
-        return alone, ""
+        if alone is not None and alone.rows == rows and not (needs_several and len(alone.blocks) == 1):
+            return alone, ""
+        if code is not None and sum(code.heights) == rows:
+            return stated_cut(code.heights, use.place[0]), ""
+        return None, doubt
 
     def _weighs_experts(self, entry: Entry, use: Use) -> bool:
         """Return whether the code takes the outputs of a layer one by one, as many as alike modules beside it."""
@@ -321,6 +326,18 @@ class Reader:
             if not places and module is holder:
                 break
         return None
+
+
+def stated_cut(heights: Sequence[int], leaf: str) -> Cut:
+    """Return the cut into parts whose numbers of rows the code states, named as the layer's name says.
+
+    Args:
+        heights: the numbers of rows.
+        leaf: the layer's name, such as `to_kv`.
+    """
+    letters = projections_in_name(leaf)
+    names = letters if len(letters) == len(heights) else map(str, range(len(heights)))
+    return Cut(tuple(zip(names, heights, strict=True)))
 
 
 UNUSED = "met no product of matrices in the pass on the example, nor did one like it; include= takes it"
@@ -438,6 +455,10 @@ def _split(entry: Entry, cut: Cut) -> list[Entry]:
         entry = replace(entry, transposed=cut.transposed, groups=cut.groups, role=role, reason=reason)
     if len(cut.blocks) == 1:
         return [entry]
+    leaf = entry.name.rpartition(".")[0].rpartition(".")[2]
+    if [name for name, _ in cut.blocks] == ["v", "q", "k"] and projections_in_name(leaf) == "qkv":
+        # In linear attention keys meet values first, and their product the queries: the name tells which is which.
+        cut = replace(cut, blocks=tuple((name, height) for name, (_, height) in zip("qkv", cut.blocks, strict=True)))
     attention = entry.role in ("q", "k", "v", "attention_out") or {"q", "k"} & {name for name, _ in cut.blocks}
     parts, start = [], 0
     for name, height in cut.blocks:

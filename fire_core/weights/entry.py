@@ -63,6 +63,8 @@ class Entry:
         columns: true if heads divide the columns, as in an output projection, and not the rows.
         padding: an embedding's `padding_idx`, the row that its layer never trains; None for other weights.
         is_tied: whether layers other than embeddings use the weight too, and so train that row.
+        is_put_out: whether the source says that it is a convolution whose output the model returns.
+        reads_input: whether the source says that its layer reads the model's first argument.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Entry:
     columns: bool = False
     padding: int | None = None
     is_tied: bool = False
+    is_put_out: bool = False
+    reads_input: bool = False
 
     @property
     def label(self) -> str:

@@ -69,10 +69,14 @@ class Unknown:
     """A value of which nothing is known, except perhaps the number of its axes if it is a tensor.
 
     Like a `Flow` it has a number and may carry notes: the scores of an attention carry a note that queries met keys.
+    `is_constant` says that it is a buffer or a vector of parameters of a module.
     """
 
-    def __init__(self, axes: int | None = None, notes: Notes = frozenset(), number: int = 0) -> None:
+    def __init__(
+        self, axes: int | None = None, notes: Notes = frozenset(), number: int = 0, is_constant: bool = False
+    ) -> None:
         self.axes, self.notes, self.number, self.is_stacked = axes, notes, number, False
+        self.is_constant = is_constant
 
 
 @dataclass(frozen=True)

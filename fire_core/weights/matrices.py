@@ -19,7 +19,8 @@ class Matrices(Entries):
 
     Attributes:
         warnings: a line for each weight that looks fused but is not known; it says how to declare the blocks.
-        unread: a line for each weight whose numbers are no matrix: quantised, parametrised, a flat shard.
+        unread: a line for each weight whose numbers are no matrix: quantised, parametrised, a flat shard, a raw
+            parameter of more than three dimensions.
     """
 
     def __init__(self, matrices: Iterable[Entry], warnings: Iterable[str], unread: Iterable[str]) -> None:
@@ -142,6 +143,12 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
     if options.get("layout", "all") not in ("all", "heads"):
         raise ValueError(f'layout={options["layout"]!r}: here "heads" alone changes something, the cut by head')
     entries = resolve(model, **options)
-    unread = [f"{entry.label}: {entry.reason}" for entry in entries if entry.kind == "locked"]
+    no_matrix = [entry for entry in entries if entry.kind == "locked" or _is_of_many_dimensions(entry)]
+    unread = [f"{entry.label}: {entry.reason}" for entry in no_matrix]
     with_matrices = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]
     return Matrices(with_matrices, entries.warnings, unread)
+
+
+def _is_of_many_dimensions(entry: Entry) -> bool:
+    """Return whether an entry is of a raw parameter of more dimensions than a stack of matrices has."""
+    return entry.kind == "vector" and entry.parameter.ndim > 3 and entry.parameter.numel() > 0

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 LOOK_UP = words("children named_children modules named_modules parameters named_parameters get_submodule get_parameter")
 
 
+def is_distribution(kind: Any) -> bool:
+    """Return whether a value is a class of torch's distributions."""
+    return isinstance(kind, type) and kind.__module__.startswith("torch.distributions.")
+
+
 class MethodCalls:
     """The calls of methods in one function that is read.
 
@@ -48,6 +53,9 @@ class MethodCalls:
             return self._call_super(owner, name, args, kwargs, node)
         if isinstance(owner, nn.Module):
             return self._call_method_of_module(owner, name, args, kwargs, node)
+        if isinstance(owner, Instance) and is_distribution(owner.kind):  # a sample, a mode or a probability
+            first = next(iter(owner.attributes.values()))
+            return self.reading.call_torch(name, [first, *args], kwargs, node)
         if isinstance(owner, Instance):
             return self._call_on_instance(owner, *function_of_class(owner.kind, name), args, kwargs)
         if isinstance(owner, list):
@@ -71,6 +79,16 @@ class MethodCalls:
         made = Instance(kind)
         self._call_on_instance(made, function, owner, args, kwargs)
         return made
+
+    def distribution_of(self, kind: type, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Instance:
+        """Return a distribution of torch, which holds what it was made of: a policy may return it as it is."""
+        arguments = [*args, *kwargs.values()]
+        for slot, value in enumerate(arguments):
+            self.reader.meet(value, "distribution", kind.__name__, slot)
+        if isinstance(arguments[0], Instance):  # of `Independent` and the like, which wrap another one
+            return arguments[0]
+        names = dict(zip(("mean", "stddev"), arguments, strict=False))
+        return Instance(kind, {**names, **kwargs})
 
     def attribute_of_instance(self, owner: Instance, name: str) -> Any:
         """Return an attribute of an object that the code has made: what it holds, a property's value or a method."""

@@ -67,6 +67,22 @@ def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set
     return output_keys
 
 
+def output_convolutions(model: nn.Module, code: SourceReader) -> set[int]:
+    """Return the `id`s of the weights of convolutions that put out what a model is for, as those of a U-Net do.
+
+    Args:
+        model: without wrappers.
+        code: what was read of it.
+    """
+    weights = {id(layer.weight) for layer in model.modules() if is_layer(layer) and not is_dense(layer)}
+    keys: set[int] = set()
+    for flow in code.results.get(model, ()):
+        origins = {key for key, _ in flow.origins}
+        if len(origins) == 1 and origins <= weights and not set(flow.steps) & _HIDDEN:
+            keys |= {key for key in origins if not code.is_residual(key)}
+    return keys
+
+
 def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator[Network]:
     """Yield the networks that a module wraps, if it only wraps networks.
 

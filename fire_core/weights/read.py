@@ -321,8 +321,10 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     }
     lists = [m for m in clone.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
     blocks = {child for m in lists for child in m.children() if not layers.isdisjoint(child.modules())}
-    for module in layers | blocks:
+    for module in layers:
         module.register_forward_pre_hook(_detach, with_kwargs=True)
+    for module in blocks - layers:
+        module.register_forward_pre_hook(_detach_first, with_kwargs=True)
     twin_of = {id(original): id(weight) for original, weight in zip(chosen, weights, strict=True)}
     watch = _Watch(weights, {twin_of[key]: spans for key, spans in places.items() if key in twin_of})
     # Compiled parts have to run eagerly. If dynamo, whose import takes seconds, is not imported, there are none.
@@ -355,6 +357,18 @@ def _detach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     """Return a module's arguments without their autograd history: a hook before its forward pass."""
     detached = [v.detach() if isinstance(v, Tensor) else v for v in args]
     return tuple(detached), {k: v.detach() if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+
+
+def _detach_first(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Return a block's arguments, the first of them without its autograd history.
+
+    The first is the stream that all layers before the block have made. Others, such as shifts and scales, may be the
+    output of one layer that the block cuts.
+    """
+    if args:
+        return (*_detach(module, args[:1], {})[0], *args[1:]), kwargs
+    first = dict([*kwargs.items()][:1])
+    return args, kwargs | _detach(module, (), first)[1]
 
 
 def read_module(module: nn.Module, layer: nn.Module, places: Places = ()) -> Cut | None:

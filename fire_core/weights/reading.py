@@ -51,7 +51,7 @@ from fire_core.weights.flows import (
     tensors_in,
     weights_in,
 )
-from fire_core.weights.method_calls import MethodCalls
+from fire_core.weights.method_calls import MethodCalls, is_distribution
 from fire_core.weights.python_calls import GETTERS, PythonCalls, is_pythons, truth_of
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
 from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
@@ -68,6 +68,10 @@ COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
 }  # fmt: skip
+
+
+class WithAttributes(dict[Any, Any]):
+    """A mapping of a class of its own, such as the outputs of transformers, whose values are attributes too."""
 
 
 class FunctionReading:
@@ -639,7 +643,7 @@ class FunctionReading:
                 value = registered[name]
                 if isinstance(value, nn.Parameter) and value.ndim > 1:
                     return Weight(id(value))
-                return Unknown() if isinstance(value, Tensor) else value
+                return Unknown(is_constant=True) if isinstance(value, Tensor) else value
         if name in vars(owner):
             value = vars(owner)[name]
             return Unknown() if isinstance(value, Tensor) or name == "training" else copied_containers(value)
@@ -737,6 +741,8 @@ class FunctionReading:
             return self.call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
         if isinstance(callee, Instance):
             return self.methods.call(Method(callee, "__call__"), args, kwargs, node)
+        if is_distribution(callee) and flows_in(arguments):
+            return self.methods.distribution_of(callee, args, kwargs, node)
         function, before = python_of(callee)
         if function is not None and (source := source_of(function)) is not None:
             args = [*[Unknown()] * before, *args]
@@ -756,7 +762,7 @@ class FunctionReading:
         if callee in GETTERS and all(isinstance(arg, PLAIN_TYPES) for arg in args):
             return callee(*args)
         if isinstance(callee, type) and issubclass(callee, dict) and (not args or isinstance(args[0], dict)):
-            return {**(args[0] if args else {}), **kwargs}
+            return WithAttributes({**(args[0] if args else {}), **kwargs})
         if isinstance(callee, type):
             for weight in weights_in(arguments):
                 self.reader.use_of(weight.key).escapes = self.reader.use_of(weight.key).is_lost = True

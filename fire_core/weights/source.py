@@ -24,6 +24,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -31,7 +32,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from fire_core.weights.axes import axis_count, axis_index, tensor_of_unknown_axes
+from fire_core.weights.axes import axis_count, axis_index, tensor_of_unknown_axes, viewed
 from fire_core.weights.code import (
     Function,
     file_of,
@@ -79,6 +80,7 @@ Signature = set[tuple[Any, ...]]  # the operations that a part meets
 
 MOST_NESTED = 24  # calls within each other that are followed
 MOST_NODES = 200_000  # of the syntax tree, for each module from which reading starts
+MOST_NODES_INSIDE = 20_000  # of the module that a layer's output is handed to
 CHANNELWISE_FILES = (
     "activation",
     "pooling",
@@ -101,6 +103,7 @@ class LayerUse:
         signatures: from each part of its output to the operations that the part meets.
         lines: from each part to the place where it is taken, `file:line`.
         spans: from each part to the same place as (file, first line, last line).
+        sections: from the place of a cut of the whole output to the number of features of each part, if it is known.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
@@ -116,6 +119,7 @@ class LayerUse:
     signatures: dict[Part, Signature] = field(default_factory=dict)
     lines: dict[Part, str] = field(default_factory=dict)
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
+    sections: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     unsure: set[Part] = field(default_factory=set)
     changed: str = ""
     overwritten: str = ""
@@ -134,9 +138,22 @@ class LayerUse:
             self.signatures.setdefault(part, set()).update(signature)
         self.lines = {**other.lines, **self.lines}
         self.spans = {**other.spans, **self.spans}
+        self.sections = {**other.sections, **self.sections}
         self.unsure |= other.unsure
         self.escapes |= other.escapes
         self.is_lost |= other.is_lost
+
+    def take_cuts_of(self, other: LayerUse) -> None:
+        """Add which parts of the output another module takes, and what these meet there, if it takes several."""
+        if not other.cut:
+            return
+        for part, signature in other.signatures.items():
+            if part:
+                self.signatures.setdefault(part, set()).update(signature)
+        self.lines = {**other.lines, **self.lines}
+        self.spans = {**other.spans, **self.spans}
+        self.sections = {**other.sections, **self.sections}
+        self.unsure |= other.unsure
 
     @property
     def cut(self) -> list[Part]:
@@ -155,6 +172,15 @@ class LayerUse:
     def is_sure(self) -> bool:
         """Whether the parts of `cut` are certainly parts of the features, and not of another axis."""
         return not any(part[: depth + 1] in self.unsure for part in self.cut for depth in range(len(part)))
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """The numbers of features of the parts of `cut`, if all are of one cut whose sizes the code states; else ()."""
+        parts = self.cut
+        places = {part[0][0] for part in parts}
+        heights = self.sections.get(next(iter(places), None), ()) if len(places) == 1 else ()
+        is_whole = {part[0][1] for part in parts} == set(range(len(heights))) and all(len(part) == 1 for part in parts)
+        return heights if is_whole and self.is_sure else ()
 
     @property
     def line(self) -> str:
@@ -187,6 +213,9 @@ class SourceReader:
         self.rows: dict[int, int] = {}  # features of each layer
         self.results: dict[nn.Module, list[Flow]] = {}  # what each module returns
         self.inputs: set[int] = set()  # the numbers of what each module is given
+        self.input_readers: set[int] = set()  # weights of layers that read the model's first argument, by `id`
+        self._raw: set[int] = set()  # numbers of what is computed from the model's first argument without a layer
+        self._made: set[int] = set()  # numbers of what layers have made, where it is not followed
         self.added: dict[int, set[int]] = {}  # the numbers of what was added to the output of a layer
         self._numbers: dict[tuple[Any, ...], int] = {}  # of expressions; see `number`
         for layer in filter(is_layer, model.modules()):
@@ -196,7 +225,9 @@ class SourceReader:
         # `id`s of weights with one input channel, which filter each channel by itself if there are as many groups.
         self.filters = {id(p) for p in model.parameters() if p.ndim > 2 and p.shape[1] == 1 < len(p)}
         self._norms: set[int] = set()  # `id`s of modules
+        self._follows_givers = False  # whether only cuts of layers are read that stand before a module, see below
         self._hooked: set[nn.Module] = set()  # modules whose hooks were read
+        self._replaced: set[nn.Module] = set()  # modules of which a hook returns another output
         self._entered: set[nn.Module] = set()
         self._nodes = 0
         self._depth = 0
@@ -204,7 +235,11 @@ class SourceReader:
         for module in model.modules():
             if any(True for _ in module.parameters()):
                 if module not in self._entered:
-                    self._start_from(partial(self.call_module, module, [Unknown()], {}, None))
+                    argument = Unknown()
+                    if module is model:
+                        self._raw.add(self.number(argument))
+                    self._start_from(partial(self.call_module, module, [argument], {}, None))
+                    self._raw.clear()
                     if is_layer(module) and (weight := module._parameters.get("weight")) is not None:
                         self.use_of(id(weight)).is_lost = True
                 if not is_of_library(type(module)):
@@ -344,11 +379,27 @@ class SourceReader:
         if isinstance(value, Unknown) and not value.number:
             notes = notes_in(expression)
             value.number = self._number_of(*map(self.number, expression))
+            self._note_where_from(value.number, expression)
             value.notes |= notes
             value.is_stacked = bool(notes) and any(part.is_stacked for part in tensors_in(expression))
         elif isinstance(value, Flow) and not value.number:
             return replace(value, number=self._number_of(*map(self.number, expression)))
         return value
+
+    def _note_where_from(self, number: int, expression: Sequence[Any]) -> None:
+        """Record whether layers have made a value, or it is computed from the model's first argument without them.
+
+        Args:
+            number: the number of the value.
+            expression: what it is computed by, as in `numbered`.
+        """
+        tensors = tensors_in(list(expression))
+        is_made = any(isinstance(tensor, Flow) or tensor.number in self._made for tensor in tensors)
+        is_made |= any(isinstance(value, nn.Module) and _has_matrices(value) for value in expression)
+        if is_made:
+            self._made.add(number)
+        elif any(tensor.number in self._raw for tensor in tensors):
+            self._raw.add(number)
 
     def noted(self, value: Any, *operation: Any) -> Any:
         """Return a tensor with a note that its parts met an operation; any other value unchanged."""
@@ -458,6 +509,9 @@ class SourceReader:
         self.inputs.update(map(self.number, arguments))
         self._read_hooks(module)
         result = self._result_of(module, args, kwargs, node)
+        if module in self._replaced:
+            self.escape(result, "call", "hook")
+            result = Unknown()
         self.results.setdefault(module, []).extend(flows_in(result))
         return result
 
@@ -476,23 +530,67 @@ class SourceReader:
             if arguments and isinstance(arguments[0], Flow):
                 return with_step(arguments[0], "norm")
             return Unknown(axis_count(arguments[:1]))
+        if type(module).__module__.startswith("einops.") and type(module).__name__ == "Rearrange" and arguments:
+            is_flow, pattern = isinstance(arguments[0], Flow), getattr(module, "pattern", None)
+            return viewed("rearrange", arguments[0], (pattern,), {}, None) if is_flow else Unknown()
         source = source_of(function)
         if source is None:
             self.escape(arguments, "module", id(module))
             return Unknown()
         notes: Notes = frozenset()
-        if any(is_layer(part) for part in module.modules()):
-            # What a module with layers of its own does with its input is no matter of the layer before it.
+        context = Context(file_of(function), owner, module)
+        call = partial(self.call_function, source, outer_names(function), context=context)
+        if any(is_layer(part) for part in module.modules()) and not self._follows_givers:
             self.escape(arguments, "module", id(module))
             notes = self.notes_of_call(arguments, "module", id(module))
+            self._read_cuts_inside(call, module, args, kwargs)
+            # The module's own layers are read without the layers before it, which are no matter of theirs.
             args = [self._from_outside(value) for value in args]
             kwargs = {key: self._from_outside(value) for key, value in kwargs.items()}
-        context = Context(file_of(function), owner, module)
-        result = self.call_function(source, outer_names(function), [module, *args], kwargs, context)
+        result = call(args=[module, *args], kwargs=kwargs)
         return with_notes(result, notes)
 
+    def _read_cuts_inside(
+        self, call: Callable[..., Any], module: nn.Module, args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        """Record which parts of another layer's output a module with layers of its own takes from its input.
+
+        Only outputs of a single layer are followed, to which nothing was added, and not the first argument: that is
+        mostly the stream that all layers before the module have made together, which belongs to none of them. The
+        others are shifts, scales, gates and the like.
+
+        Args:
+            call: reads the module's forward pass.
+            module: the module.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+        """
+        seen = [
+            value if position > 0 and is_of_one_layer(value) else self._from_outside(value)
+            for position, value in enumerate((*args, *kwargs.values()))
+        ]
+        args, kwargs = seen[: len(args)], dict(zip(kwargs, seen[len(args) :], strict=True))
+        givers = {key for flow in flows_in([*args, *kwargs.values()]) for key, _ in flow.origins}
+        if not givers:
+            return
+        records = self.uses, self.results, self.inputs, self.added, self._nodes
+        self.uses, self.results, self.inputs, self.added = {}, {}, set(), {}
+        self._nodes, self._follows_givers = min(self._nodes, MOST_NODES_INSIDE), True
+        try:
+            with suppress(LimitReached):
+                call(args=[module, *args], kwargs=kwargs)
+        finally:
+            inside = self.uses
+            self.uses, self.results, self.inputs, self.added, self._nodes = records
+            self._follows_givers = False
+        for key in givers & inside.keys():
+            self.use_of(key).take_cuts_of(inside[key])
+
     def _read_hooks(self, module: nn.Module) -> None:
-        """Record to which weights the hooks before and after a module's forward pass write, and nothing else."""
+        """Record what the hooks before and after a module's forward pass do beside it, and nothing else.
+
+        These are the weights to which they write, and whether they return another output.
+        """
         if module in self._hooked:
             return
         self._hooked.add(module)
@@ -504,17 +602,24 @@ class SourceReader:
                 continue
             uses, self.uses = self.uses, {}  # what a hook computes is no part of the forward pass
             given = [*bound, module, *[Unknown()] * 3][: len(source.args.posonlyargs) + len(source.args.args)]
+            context = Context(file_of(function), None, module)
             try:
-                self.call_function(source, outer_names(function), given, {}, Context(file_of(function), None, module))
+                returned = self.call_function(source, outer_names(function), given, {}, context)
             finally:
                 of_hook, self.uses = self.uses, uses
+            if returned is not None and hook in module._forward_hooks.values():
+                self._replaced.add(module)
             for key, use in of_hook.items():
                 if use.overwritten:
                     self.use_of(key).overwritten = use.overwritten
 
     def _from_outside(self, value: Any) -> Any:
         """Return what a module with layers of its own sees of a value that other layers made."""
-        return Unknown(axis_count([value]), number=self.number(value)) if flows_in(value) or notes_in(value) else value
+        if not flows_in(value) and not notes_in(value):
+            return value
+        number = self.number(value)
+        self._made.add(number)
+        return Unknown(axis_count([value]), number=number)
 
     def _call_layer(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a linear layer or a convolution, which carries the layer."""
@@ -526,6 +631,8 @@ class SourceReader:
         if weight is None:
             return Unknown()
         first_input = next(iter([*args, *kwargs.values()]), None)
+        if isinstance(first_input, Unknown) and first_input.number in self._raw:
+            self.input_readers.add(id(weight))
         if is_depthwise(module) and isinstance(first_input, Flow):  # it filters each channel by itself
             self.use_of(id(weight)).calls += 1
             return altered(first_input)
@@ -577,8 +684,10 @@ class SourceReader:
             return Unknown()  # it cannot be called; what it holds is read by itself
         if isinstance(module, (nn.Identity, nn.Dropout, nn.modules.dropout._DropoutNd)):
             return value
-        if isinstance(module, (nn.Flatten, nn.Unflatten)):
-            return tensor_of_unknown_axes(value)
+        if isinstance(module, nn.Flatten) and isinstance(value, Flow):
+            return viewed("flatten", value, (module.start_dim, module.end_dim), {}, None)
+        if isinstance(module, nn.Unflatten) and isinstance(value, Flow):
+            return viewed("unflatten", value, (module.dim, tuple(module.unflattened_size)), {}, None)
         for child in module.modules():  # an encoder layer of torch: its parts are plain
             if not is_torchs(type(child)):
                 continue
@@ -624,6 +733,13 @@ class SourceReader:
             self._depth -= 1
 
 
+def is_of_one_layer(value: Any) -> bool:
+    """Return whether a value is the output of a single layer, or a part of it, to which no tensor was added."""
+    if not isinstance(value, Flow) or value.is_joined or "added" in value.steps:
+        return False
+    return len({key for key, _ in value.origins}) == 1
+
+
 def is_depthwise(layer: nn.Module) -> bool:
     """Return whether a layer is a convolution that filters each channel by itself and has one output for each."""
     return isinstance(layer, _ConvNd) and 1 < layer.groups == layer.in_channels == layer.out_channels
@@ -638,6 +754,11 @@ def _is_norm(module: nn.Module) -> bool:
 def _is_conv1d(module: nn.Module) -> bool:
     """Return whether a module is GPT-2's linear layer of transformers, whose forward pass is known."""
     return type(module).__name__ == "Conv1D" and is_dense(module) and not isinstance(module, nn.Linear)
+
+
+def _has_matrices(module: nn.Module) -> bool:
+    """Return whether a module or one of its submodules has parameters that are no vectors, as a norm's are."""
+    return any(parameter.ndim > 1 for parameter in module.parameters())
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -13,7 +13,9 @@ from fire_core.weights.axes import (
     axis_count,
     axis_index,
     is_feature_axis,
+    packed,
     tensor_of_unknown_axes,
+    unpacked,
     viewed,
     with_features_at,
     with_new_axis,
@@ -62,6 +64,7 @@ from fire_core.weights.tensor_functions import (
     REDUCTIONS,
     RETURN_INDICES,
     SECTIONS,
+    TAKES_PLACES,
     VIEWS,
     is_elementwise,
 )
@@ -99,8 +102,12 @@ class TensorOperations:
         """
         arguments = [*args, *kwargs.values()]
         first = next(iter(arguments), None)
+        if name in ("pack", "unpack"):
+            return self._packed(*args[:2]) if name == "pack" else self._unpacked(*args[:3])
         if isinstance(first, Weight) and not flows_in(arguments) and name not in PRODUCTS:
             return self._weight_operation(name, first, args[1:], kwargs, node)
+        if name == "einsum" and len(args) == 2 and isinstance(args[1], Flow) and isinstance(first, str):
+            return viewed("rearrange", args[1], (spelled_out(first),), {}, None)  # its axes in another order
         if name in PRODUCTS:
             groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
             is_grouped = name in ("conv1d", "conv2d", "conv3d") and groups != 1
@@ -134,8 +141,9 @@ class TensorOperations:
             self.reader.cut_in_halves(first, dim, (span_of(node, self.context), "glu"), node, self.context)
             return with_step(first, "gated")
         if not isinstance(first, Flow) or flow is None:
+            note = self.reader.meet if is_elementwise(name) else self.reader.escape
             for slot, value in enumerate(arguments):
-                self.reader.meet(value, name, span_of(node, self.context), slot)
+                note(value, name, span_of(node, self.context), slot)
             return Unknown() if flow is None else tensor_of_unknown_axes(flow)
         if name in CUTS:
             return self._cut_in_parts(name, first, args[1:], kwargs, node)
@@ -150,6 +158,8 @@ class TensorOperations:
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
         leaves_features, is_single = is_elementwise(name), len(flows_in(arguments)) == 1
         note = self.reader.pass_through if leaves_features and is_single else self.reader.meet
+        if name in TAKES_PLACES:
+            note = self.reader.escape
         for slot, value in enumerate(arguments):
             if isinstance(value, Flow):
                 note(value, *operation, *([] if is_single else [span_of(node, self.context), slot]))
@@ -279,6 +289,23 @@ class TensorOperations:
         axes = flow.axes if len(origins) == 1 and name != "stack" else None
         return altered(joined, axes=axes, is_joined=is_joined)
 
+    def _packed(self, tensors: Any, pattern: Any = None) -> Any:
+        """Return what einops' `pack` gives: tensors side by side, with some axes made one, and the axes' lengths."""
+        pieces = self._pieces_of(tensors)
+        if len(pieces) == 1 and isinstance(pieces[0], Flow):
+            return packed(pieces[0], pattern), [Size()]
+        joined = self.put_together(pieces, None, is_stack=False)
+        result = altered(joined, axes=None, is_joined=True) if isinstance(joined, Flow) else joined
+        return result, [Size() for _ in pieces]
+
+    def _unpacked(self, tensor: Any, lengths: Any = None, pattern: Any = None) -> Any:
+        """Return what einops' `unpack` gives: the tensors that `pack` has put side by side."""
+        piece = unpacked(tensor, pattern) if isinstance(tensor, Flow) else Unknown()
+        if isinstance(lengths, list) and len(lengths) == 1:
+            return [piece]
+        whole = tensor_of_unknown_axes(tensor)
+        return [whole for _ in lengths] if isinstance(lengths, list) else [whole, Rest()]
+
     def _pieces_of(self, value: Any) -> list[Any]:
         """Return the tensors that are to be put together: those of a list or of a cut, or a value that is no list."""
         if isinstance(value, Parts):
@@ -316,6 +343,8 @@ class TensorOperations:
             sections = args[0] if args else next((kwargs[k] for k in SECTIONS if k in kwargs), None)
             dim = plain.get(name, kwargs.get("dim", args[1] if len(args) > 1 else 0))
         axis = axis_index(flow, dim) if isinstance(dim, int) else None
+        if axis is not None and flow.axes is not None and flow.axes[axis] == FEATURES and name != "unbind":
+            self._note_sections(flow, name, sections, span_of(node, self.context))
         if axis is None and isinstance(dim, int) and dim > 0 and flow.is_open and flow.axes == (FEATURES,):
             sure = isinstance(sections, int) if name.endswith(("chunk", "tensor_split")) else all_ints(sections)
             if sure or dim > 1:
@@ -334,6 +363,23 @@ class TensorOperations:
             return [piece] * number if number is not None else SameParts(piece)
         parts = Parts(flow, where, axis) if name != "unbind" else UnboundParts(flow, where, axis)
         return [self.part_at(parts, i) for i in range(number)] if number is not None else parts
+
+    def _note_sections(self, flow: Flow, name: str, sections: Any, where: Any) -> None:
+        """Record into how many features the whole output of one layer is cut, if the code states it as numbers."""
+        if len(flow.origins) != 1 or flow.is_joined:
+            return
+        ((key, part),) = flow.origins
+        rows = self.reader.rows.get(key, 0)
+        if part or not rows:
+            return
+        heights: list[int] = []
+        if isinstance(sections, (tuple, list)) and all_ints(sections) and not name.endswith("tensor_split"):
+            heights = list(sections)
+        elif isinstance(sections, int) and 0 < sections <= rows and rows % sections == 0:
+            is_count = name.endswith(("chunk", "tensor_split"))
+            heights = [rows // sections] * sections if is_count else [sections] * (rows // sections)
+        if sum(heights) == rows:
+            self.reader.use_of(key).sections[where] = tuple(heights)
 
     def _narrow(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Flow:
         """Return the result of `narrow`, `select` or a similar function: one part along an axis."""
@@ -407,7 +453,8 @@ class TensorOperations:
             if len(flow.origins) < MOST_ADDED:
                 for key, _ in flow.origins:
                     self.reader.added.setdefault(key, set()).add(self.reader.number(other))
-            flow = flow if isinstance(other, Flow) else with_step(flow, "added")
+            is_shifted = isinstance(other, Unknown) and other.is_constant  # which is no sum with another tensor
+            flow = flow if isinstance(other, Flow) or is_shifted else with_step(flow, "added")
         name = f"Div {side}" if name == "Div" else name
         noted: Flow = self.reader.noted(flow, name, self.reader.number(other))
         return noted
@@ -571,6 +618,12 @@ class TensorOperations:
             if is_last and len(keys := {key for key, part in shape.tensor.origins if not part}) == 1:
                 return self.reader.rows.get(keys.pop(), Size())
         return Size(index if isinstance(index, int) and index >= 0 else None)
+
+
+def spelled_out(equation: str) -> str:
+    """Return an equation of `einsum` as a pattern of einops, with spaces between the axes."""
+    sides = [" ".join(side.replace(" ", "").replace("...", "@")) for side in equation.split("->")]
+    return " -> ".join(sides).replace("@", "...")
 
 
 def slice_key(item: slice, written: ast.AST) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -509,11 +509,34 @@ def _is_adapter(use: Use) -> bool:
 def is_called_head(use: Use) -> bool:
     """Return whether a parameter is of one of a network's last layers, by its name or because the network says so."""
     names = use.name.split(".")
-    if _HEAD & {*names} or not use.around.output_layers.isdisjoint(use.path):
+    if _HEAD & {*names} and not _is_in_block_of_head(use, names):
+        return True
+    if not use.around.output_layers.isdisjoint(use.path):
         return True
     if use.owner in use.around.hidden:
         return False  # in many agents `fc` is a hidden layer
     return any(module in use.around.networks and name == "fc" for module, name in zip(use.path, names, strict=False))
+
+
+def _is_in_block_of_head(use: Use, names: Sequence[str]) -> bool:
+    """Return whether a parameter lies in a block of a whole network that is called a head, as CCT's `classifier` is.
+
+    A block is one of several alike modules in a list, and has as many outputs as inputs.
+
+    Args:
+        use: the place of the parameter.
+        names: the parts of its name.
+    """
+    start = next(depth for depth, name in enumerate(names) if name in _HEAD)
+    for modules, block in pairwise(use.path[start + 1 :]):
+        is_list = isinstance(modules, (nn.ModuleList, nn.Sequential)) and len(modules) > 1
+        if not is_list or is_layer(block) or isinstance(block, nn.Sequential):
+            continue
+        first, last = _first_layer(block), last_layer(block)
+        are_alike = len({type(module) for module in modules.children()}) == 1
+        if are_alike and first is not None and input_count(first) == output_count(last[0]):
+            return True
+    return False
 
 
 # Names of routers among modules in a list that is not called experts.

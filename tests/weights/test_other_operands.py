@@ -879,8 +879,8 @@ def test_all_readers_of_a_model_agree_about_a_gate(name: str) -> None:
 def test_a_gate_that_does_not_run_alone_is_kept_and_named_with_the_line() -> None:
     class Needy(Block):
         def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
-            g, r = self.mix(x).sigmoid().chunk(2, -1)
-            return g * cache["past"] + r * cache["now"]
+            y, n = self.mix(x).sigmoid(), cache["now"].shape[-1]
+            return y[..., :n] * cache["past"] + y[..., n:] * cache["now"]
 
     (entry,) = (e for e in resolve(Needy(PARTS["gate"][0], 2 * D)) if e.name == "mix.weight")
     assert entry.action == "keep"

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from einops import pack, unpack
+from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -340,6 +342,62 @@ def a_case_that_does_not_fit(s: Any, x: Tensor) -> Any:
             return s.mix(x)
 
 
+# ------------------------------------------------------------------------------------- einops and torch's view layers
+@cut
+def by_the_layer_rearrange(s: Any, x: Tensor) -> Any:
+    parts = Rearrange("b n (two d) -> two b n d", two=2)(s.mix(x))
+    return s.last(parts[0] * parts[1].sigmoid())
+
+
+@cut
+def by_a_sequential_with_rearrange(s: Any, x: Tensor) -> Any:
+    a, b = nn.Sequential(s.mix, Rearrange("b n (two d) -> two b n d", two=2))(x)
+    return s.last(a * b.sigmoid())
+
+
+@cut
+def packed_before(s: Any, x: Tensor) -> Any:
+    packed, lengths = pack([s.mix(x)], "* d")
+    a, b = packed.chunk(2, -1)
+    (joined,) = unpack(a * b.sigmoid(), lengths, "* d")
+    return s.last(joined)
+
+
+@cut
+def packed_after_in_a_lambda(s: Any, x: Tensor) -> Any:
+    a, b = s.mix(x).chunk(2, -1)
+    (a, lengths), (b, _) = map(lambda part: pack([part], "* d"), (a, b))  # noqa: C417
+    joined, *_ = unpack(a * b.sigmoid(), lengths, "* d")
+    return s.last(joined)
+
+
+@cut
+def by_the_layer_unflatten(s: Any, x: Tensor) -> Any:
+    parts = nn.Unflatten(-1, (2, D))(s.mix(x))
+    return s.last(parts[..., 0, :] * parts[..., 1, :].sigmoid())
+
+
+@cut
+def by_strides(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    a, b = (h.as_strided((*h.shape[:-1], D), (*h.stride()[:-1], 1), start) for start in (0, D))
+    return s.last(a * b.sigmoid())
+
+
+@whole
+def packed_positions(s: Any, x: Tensor) -> Any:
+    packed, _ = pack([s.mix(x)], "b * d")
+    a, b = packed.chunk(2, 1) if packed.shape[1] % 2 == 0 else (packed, packed)
+    return a * b.sigmoid()
+
+
+@whole
+def turned_by_einsum(s: Any, x: Tensor) -> Any:
+    h = torch.einsum("bnd->ndb", s.mix(x))
+    a, b = h.chunk(2, 0)
+    return a * b.sigmoid()
+
+
 @whole
 def halves_of_a_mean_over_features(s: Any, x: Tensor) -> Any:
     a, b = s.mix(x).mean(-1).chunk(2, -1)
@@ -432,6 +490,108 @@ class Acting(nn.Module):
         self.layers[0].weight.data.mul_(2)
 
 
+class Conditioned(nn.Module):
+    """Shift, scale and gate of all blocks are one layer's output, which the blocks cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.condition = nn.Sequential(nn.SiLU(), nn.Linear(D, 3 * D))
+        self.first, self.last = nn.Linear(D, D), nn.Linear(D, D)
+        self.blocks = nn.ModuleList([Modulated() for _ in range(2)])
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        modulation = self.condition(t)
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, modulation)
+        return self.last(x)
+
+
+class Modulated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(D, D), nn.GELU(), nn.Linear(D, D))
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        shift, scale, gate = modulation.chunk(3, dim=-1)
+        return x + gate * self.layers(x * (1 + scale) + shift)
+
+
+@pytest.mark.parametrize("example", [None, (torch.randn(2, D), torch.randn(2, D))])
+def test_a_block_may_cut_another_layer_s_output(example: Any) -> None:
+    torch.manual_seed(0)
+    model = Conditioned()
+    fire_(model, solver="exact", example=example)
+    for part in model.condition[1].weight.detach().double().chunk(3):
+        assert torch.allclose(torch.linalg.svdvals(part), torch.ones(D, dtype=torch.float64), atol=1e-5)
+
+
+class Needy(nn.Module):
+    """It does not run alone, so that nothing but its code says how the rows divide."""
+
+    def __init__(self, body: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.to_kv, self.body = nn.Linear(D, 2 * D), body
+
+    def forward(self, x: Tensor, mask: dict[str, Tensor]) -> Tensor:
+        return self.body(self.to_kv(x), mask["past"])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda y, past: y.chunk(2, -1)[0] * past + y.chunk(2, -1)[1],
+        lambda y, past: past @ y.chunk(2, dim=-1)[0].mT @ y.chunk(2, dim=-1)[1],
+        lambda y, past: (lambda k, v: past @ k.mT @ v)(*y.split([D, D], dim=-1)),
+        lambda y, past: (lambda k, v: past @ k.mT @ v)(*y.split(D, -1)),
+        lambda y, past: (lambda k, v: past @ k.mT @ v)(*torch.tensor_split(y, 2, dim=-1)),
+    ],
+)
+def test_sizes_that_the_code_states_divide_a_weight_or_it_is_kept(body: Callable[[Tensor, Tensor], Tensor]) -> None:
+    entries = [entry for entry in matrices(Needy(body)) if entry.name == "to_kv.weight"]
+    stated = [(entry.block, entry.rows) for entry in entries]
+    assert stated == [("k", (0, D)), ("v", (D, 2 * D))] or [entry.role for entry in entries] == ["fused"]
+
+
+def test_sizes_that_the_code_states_are_taken() -> None:
+    model = Needy(lambda y, past: (lambda k, v: past @ k.mT @ v)(*y.split([D, D], dim=-1)))
+    entries = [entry for entry in matrices(model) if entry.name == "to_kv.weight"]
+    assert [(entry.block, entry.role) for entry in entries] == [("k", "k"), ("v", "v")]
+
+
+class LinearAttention(nn.Module):
+    """Keys meet values before the queries come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_qkv = nn.Linear(D, 3 * D, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(x).chunk(3, -1)
+        context = torch.einsum("bnd,bne->bde", k.softmax(1), v)
+        return torch.einsum("bde,bnd->bne", context, q.softmax(-1))
+
+
+def test_the_parts_of_a_linear_attention_have_their_names() -> None:
+    entries = [entry for entry in matrices(LinearAttention()) if entry.name == "to_qkv.weight"]
+    assert [(entry.block, entry.role, entry.rows) for entry in entries] == [
+        ("q", "q", (0, D)),
+        ("k", "k", (D, 2 * D)),
+        ("v", "v", (2 * D, 3 * D)),
+    ]
+
+
+def reshaping_hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    a, b = output.chunk(2, -1)
+    return a * b.sigmoid()
+
+
+def test_an_output_that_a_hook_replaces_is_followed_no_further() -> None:
+    model = nn.Sequential(nn.Linear(D, 2 * D), nn.Linear(D, D))
+    model[0].register_forward_hook(reshaping_hook)
+    assert source.SourceReader(model).use_of(id(model[0].weight)).is_lost
+
+
 @pytest.mark.parametrize(
     ("network", "name", "count"),
     [
@@ -449,8 +609,8 @@ def test_networks_whose_cut_is_far_from_the_layer(network: type[nn.Module], name
 def test_each_instance_of_a_class_is_read() -> None:
     networks = nn.ModuleDict({"one": Acting(), "other": Acting()})
     for name in networks:
-        (entry,) = (entry for entry in matrices(networks) if entry.name == f"{name}.layers.2.weight")
-        assert entry.role == "fused"
+        entries = [entry for entry in matrices(networks) if entry.name == f"{name}.layers.2.weight"]
+        assert [entry.rows for entry in entries] == [(0, D), (D, 2 * D)]
 
 
 class Grey(nn.Module):
