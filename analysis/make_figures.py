@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         what = f"{setting.y_label.lower()}, {plotting.numbers_are(setting.groups)}"
         print(f"\n{plotting.title(setting, 999)}: {what}")
         # A terminal has room for the differences to one method; the file has them all.
-        too_wide = [column for column in table if column.startswith(tables.VERSUS)][1:]
+        too_wide = [column for column in table if str(column).startswith(tables.VERSUS)][1:]
         print(formats.as_text(table.drop(columns=[*too_wide, *(["best"] if "best" in table else [])])))
         report(plotting.save(plotting.setting_figure(setting, palette, args.width), args.out / name))
         report([formats.write(table, folder / f"{name}.md")])

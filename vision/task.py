@@ -409,10 +409,10 @@ def phases_of(config: VisionConfig, benchmark: Benchmark, data: ImageData) -> li
         raise ConfigError(f"dataset={config.dataset['name']} has no training images")
     stream = f"benchmark={config.benchmark['name']}"
     try:
-        made = benchmark.phases(data, epochs=config.epochs, seed=config.seed)
+        made: Any = benchmark.phases(data, epochs=config.epochs, seed=config.seed)  # of a class of the user's, perhaps
         if not isinstance(made, Iterable):
             raise ConfigError(f"{stream}: phases() must return a list of Phase, not {made!r:.80}")
-        phases = list(made)
+        phases: list[Any] = list(made)
     except ConfigError:
         raise
     except ValueError as error:
