@@ -50,7 +50,7 @@ class MethodCalls:
         """Return what a method returns, by what it belongs to."""
         owner, name = method.owner, method.name
         if isinstance(owner, Super):
-            return self._call_super(owner, name, args, kwargs, node)
+            return self._call_super(owner, name, args, kwargs)
         if isinstance(owner, nn.Module):
             return self._call_method_of_module(owner, name, args, kwargs, node)
         if isinstance(owner, Instance) and is_distribution(owner.kind):  # a sample, a mode or a probability
@@ -158,7 +158,7 @@ class MethodCalls:
             self.reader.escape([owner, *args, *kwargs.values()], "call", name)
         return Unknown()
 
-    def _call_super(self, owner: Super, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
+    def _call_super(self, owner: Super, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return what a method that was found by `super()` returns."""
         if isinstance(owner.owner, Instance):
             function, where = function_of_class(owner.owner.kind, name, after=owner.after)

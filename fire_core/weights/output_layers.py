@@ -83,21 +83,17 @@ def output_convolutions(model: nn.Module, code: SourceReader) -> set[int]:
     return keys
 
 
-def networks_within(module: nn.Module, row: nn.Module | None = None) -> Iterator[Network]:
+def networks_within(module: nn.Module) -> Iterator[Network]:
     """Yield the networks that a module wraps, if it only wraps networks.
 
     Such a module has no layers and no matrices of its own, and each part has several layers.
-
-    Args:
-        module: the module.
-        row: the list of modules in which it lies, if it lies in one.
     """
     parts = list(parts_of(module))
     matrices = [parameter for parameter in module._parameters.values() if parameter is not None and parameter.ndim > 1]
     if matrices or not parts or any(sum(map(is_layer, part.module.modules())) < 2 for part in parts):
         return
     for part in parts:
-        inside = list(networks_within(*part)) if not isinstance(part.module, nn.Sequential) else []
+        inside = list(networks_within(part.module)) if not isinstance(part.module, nn.Sequential) else []
         yield from inside or [part]
 
 

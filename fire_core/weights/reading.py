@@ -310,8 +310,7 @@ class FunctionReading:
             value = self.methods.call(Method(value, "__iter__"), [], {}, node)
         if isinstance(value, Flow):  # its places along the first axis
             turns = MOST_TURNS if value.axes is not None and value.axes[:1] != (OTHER,) and not value.is_open else 1
-            where = (self.context.filename, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-            return [self.tensors.select(value, 0, turn, where, node) for turn in range(turns)]
+            return [self.tensors.select(value, 0, turn, node) for turn in range(turns)]
         items = self.items_of(value)
         if items is None:
             self.reader.escape(value, "iterated")
@@ -336,8 +335,7 @@ class FunctionReading:
         if isinstance(value, Parts):
             return [self.tensors.part_at(value, i) for i in range(count or MOST_TURNS)]
         if isinstance(value, Flow) and node is not None and count is not None:
-            where = (self.context.filename, getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
-            return [self.tensors.select(value, 0, i, where, node) for i in range(count)]
+            return [self.tensors.select(value, 0, i, node) for i in range(count)]
         if isinstance(value, Shape) and count is not None:
             if isinstance(value.tensor, Unknown):
                 value.tensor.axes = count

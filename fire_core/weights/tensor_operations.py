@@ -389,7 +389,7 @@ class TensorOperations:
             return flow
         if name == "select":
             index = args[1] if len(args) > 1 else kwargs.get("index")
-            return self._select_at(flow, axis, index, span_of(node, self.context), node)
+            return self._select_at(flow, axis, index, node)
         if name == "index_select":
             index = args[1] if len(args) > 1 else kwargs.get("index")
             return self.reader.take_part(flow, axis, ("index", self.reader.number(index)), "slice", node, self.context)
@@ -563,10 +563,10 @@ class TensorOperations:
                 elif not isinstance(item, (list, tuple)):
                     flow = without_axis(flow, axis)
             else:
-                flow = self._select_at(flow, axis, item, span_of(node, self.context), node)
+                flow = self._select_at(flow, axis, item, node)
         return flow
 
-    def select(self, flow: Flow, axis: int, index: Any, where: Any, node: ast.AST) -> Flow:
+    def select(self, flow: Flow, axis: int, index: Any, node: ast.AST) -> Flow:
         """Return one place along an axis, which is gone then."""
         if flow.axes is None:
             return flow
@@ -579,11 +579,11 @@ class TensorOperations:
             taken = self.reader.take_part(flow, at, ("at", index), "index", node, self.context)
         return altered(taken, axes=(*flow.axes[:at], *flow.axes[at + 1 :]))
 
-    def _select_at(self, flow: Flow, axis: int | None, item: Any, where: Any, node: ast.AST) -> Flow:
+    def _select_at(self, flow: Flow, axis: int | None, item: Any, node: ast.AST) -> Flow:
         """Return one place along an axis that may not be known."""
         if axis is None or flow.axes is None:
             return flow if axis is None and flow.is_open and flow.axes is not None else altered(flow, axes=None)
-        return self.select(flow, axis if not flow.is_open else axis - len(flow.axes), item, where, node)
+        return self.select(flow, axis if not flow.is_open else axis - len(flow.axes), item, node)
 
     def _slice(self, flow: Flow, axis: int | None, item: slice, written: ast.expr, node: ast.AST, dim: int) -> Flow:
         """Return a slice of a tensor along one axis: a part of the output if the axis holds features."""
