@@ -21,7 +21,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 
 from harness.config.errors import ConfigError
-from harness.run.checkpoint import content_of, reading, write_atomically
+from harness.run.files import content_of, reading, write_atomically
 from language.tokenizers import Tokenizer
 
 FORMAT = 1

@@ -40,8 +40,8 @@ from typing import Any
 from fire_core.tools.output import keep_output
 from harness.config.groups import CONF
 from harness.run import provenance
-from harness.run.checkpoint import write_atomically
 from harness.run.environment import environment
+from harness.run.files import write_atomically
 from harness.run.jobs import Job, run_jobs
 from studies.verdict import Test, pooled_spread, power, smallest_that_matters
 

@@ -105,7 +105,7 @@ def test_no_private_name_is_imported():
 
 
 def test_the_library_and_its_tools_need_torch_alone():
-    tools = "audit convergence project triggers integrations.intervention integrations.torch"
+    tools = "tools.audit tools.convergence tools.project triggers integrations.intervention integrations.torch"
     further = "".join(f", fire_core.{name}" for name in tools.split())
     code = "import sys, torch, torch.utils.flop_counter; before = {*sys.modules}; import fire_core" + further
     code += "; print(*{name.split('.')[0] for name in {*sys.modules} - before})"

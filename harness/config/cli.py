@@ -43,7 +43,7 @@ from harness.config.arguments import configs_of_data_options, number_of_jobs, re
 from harness.config.errors import EXIT_CONFIG, EXIT_TRAINING, ConfigError, TrainingError, near
 from harness.config.given import given_overrides
 from harness.config.groups import CONF, choices, compose_with_hydra, groups_of, without_hydra
-from harness.run.checkpoint import write_atomically
+from harness.run.files import write_atomically
 from harness.run.lock import SWEEP_LOG, Owner, machine
 from harness.training.console import Stderr, show_log
 from harness.training.estimate import SWEEP_JOBS

@@ -13,7 +13,6 @@ import hashlib
 import io
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from harness.config.errors import TrainingError
+from harness.run.files import content_of, reading, remove_leftovers, write_atomically
 
 log = logging.getLogger(__name__)
 FORMAT = 3
@@ -47,73 +47,6 @@ def loading() -> Iterator[None]:
             f"the checkpoint cannot be loaded ({type(error).__name__}: {_first_line(error)}): remove the folder's "
             "checkpoints/, and the same command trains from the start"
         ) from error
-
-
-@contextlib.contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Context around reading a file that a run has written; a failed read is told apart from a damaged file.
-
-    Raises:
-        TrainingError: the system cannot read it (a network disk that does not answer, no permission, too many open
-            files), which says nothing about what is in it.
-    """
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise TrainingError(
-            f"cannot read {error.filename or path} ({reason}): nothing was changed; start the same command again when "
-            "the file can be read"
-        ) from error
-
-
-def content_of(path: Path) -> bytes | None:
-    """Return the bytes of a file that a run has written; None if there is no file of this name.
-
-    Raises:
-        OSError: the file cannot be read. This is also raised for a link to a file that is not there, which may lie on a
-            disk that is not mounted now, and for a pipe, whose reader would wait without end.
-    """
-    try:
-        if stat.S_ISFIFO(path.stat().st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe", str(path))
-        return path.read_bytes()
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise
-        return None
-
-
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Replace a file atomically: it is the old one or the complete new one, whatever happens.
-
-    Raises:
-        OSError: the disk is full or read-only; the old file is as it was.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)  # flushing the folder makes the new name durable
-    with contextlib.suppress(OSError):  # some network file systems cannot; the file itself is complete
-        os.fsync(descriptor)
-    os.close(descriptor)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove temporary files of a process that was killed within `write_atomically`.
-
-    The caller must hold the folder's lock, or it would remove the files of a process that is still writing.
-    """
-    with reading(folder):
-        for leftover in folder.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
 
 
 def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any], keep: int = 2) -> Path:

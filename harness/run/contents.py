@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 from harness.config.own_files import LeftOut, files_below
 from harness.config.paths import is_path_option
-from harness.run.checkpoint import reading, write_atomically
+from harness.run.files import reading, write_atomically
 
 # A file that changed less than these seconds ago is not cached: its next change may get the same time.
 RECENT = 3.0

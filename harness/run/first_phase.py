@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from harness.config.errors import TrainingError
-from harness.run.checkpoint import reading
+from harness.run.files import reading
 from harness.run.folder import Run
 from harness.run.identity import digest
 

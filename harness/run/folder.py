@@ -30,8 +30,8 @@ import yaml
 
 from harness.config.errors import ConfigError, TrainingError
 from harness.run import checkpoint, provenance
-from harness.run.checkpoint import content_of, reading
 from harness.run.environment import environment
+from harness.run.files import content_of, reading, remove_leftovers, write_atomically
 from harness.run.identity import described
 from harness.run.lock import PAUSE, Held, Lock
 from harness.run.tracker import Tracker
@@ -191,10 +191,10 @@ class Run:
         identity = self._identity_text()
         with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "identity.json", identity):
-                checkpoint.write_atomically(self.folder / "identity.json", identity)
+                write_atomically(self.folder / "identity.json", identity)
         with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "config.yaml"):
-                checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
+                write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
         with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "env.json"):
                 self._put_env_aside()
@@ -219,15 +219,15 @@ class Run:
         if starts and (changes := provenance.changes(starts[-1], this_start)):
             log.warning("%s goes on in another environment (%s); env.json keeps both", self.folder, changes)
         try:
-            checkpoint.remove_leftovers(self.folder)
+            remove_leftovers(self.folder)
             if env_file is not None and starts is None:
                 self._put_env_aside()
             for name in ("FAILED", "DONE", "checksums.json"):
                 (self.folder / name).unlink(missing_ok=True)
             with open(self.folder / "metrics.jsonl", "ab") as metrics:
                 metrics.truncate(self._complete_bytes)
-            checkpoint.write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
-            checkpoint.write_atomically(self.folder / "identity.json", self._identity_text())
+            write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
+            write_atomically(self.folder / "identity.json", self._identity_text())
             self._write_starts([*(starts or []), this_start])
         except OSError as error:
             raise self._cannot_write(error) from None
@@ -261,7 +261,7 @@ class Run:
         """Write env.json: the newest start's environment, with those of earlier starts that differ."""
         *earlier, newest = provenance.without_repeats(starts)
         env_file = {**newest, **({"earlier": earlier} if earlier else {})}
-        checkpoint.write_atomically(self.folder / "env.json", json.dumps(env_file, indent=2).encode())
+        write_atomically(self.folder / "env.json", json.dumps(env_file, indent=2).encode())
 
     def begin_from(self, other: Path, step: int) -> None:
         """Record in env.json that the steps before `step` were trained in `other`, the folder of a shared first phase.
@@ -405,8 +405,8 @@ class Run:
                 raise OSError("the last rows could not be written")
             done_file = (json.dumps(summary) + "\n").encode()
             checksums = {"metrics.jsonl": self._digest.hexdigest(), "DONE": hashlib.sha256(done_file).hexdigest()}
-            checkpoint.write_atomically(self.folder / "checksums.json", json.dumps(checksums, indent=1).encode())
-            checkpoint.write_atomically(self.folder / "DONE", done_file)
+            write_atomically(self.folder / "checksums.json", json.dumps(checksums, indent=1).encode())
+            write_atomically(self.folder / "DONE", done_file)
             checkpoint.remove_old(self.folder / "checkpoints", keep=1)
         except OSError as error:
             raise TrainingError(

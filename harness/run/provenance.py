@@ -21,6 +21,7 @@ from typing import Any
 
 from harness.config.errors import ConfigError
 from harness.run import NUMERICS
+from harness.run.files import write_atomically
 
 log = logging.getLogger(__name__)
 ALL = "*"
@@ -177,8 +178,6 @@ def write(table: Path, entry: Entry, part: str = ALL, more: bool = False) -> Non
         part: the part of the table that these rows are; other parts keep their entries.
         more: whether the rows were added to older rows of the part, so that the older entry still holds too.
     """
-    from harness.run.checkpoint import write_atomically  # imported late: it needs torch, which figures do not
-
     try:
         entries = {} if part == ALL and not more else read(table)
     except ConfigError as error:  # a new file says where the new rows come from; the damaged one stays beside it

@@ -46,8 +46,8 @@ from harness.config.errors import ConfigError, near
 from harness.config.given import lr_is_idle, own_rate
 from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
-from harness.run.checkpoint import write_atomically
 from harness.run.execute import new_run
+from harness.run.files import write_atomically
 from harness.run.identity import digest
 from harness.run.programs import MODULES, program_of
 from harness.tune.search import Search, options_of_method, tune

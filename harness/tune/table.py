@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.config.errors import ConfigError
 from harness.run import provenance
-from harness.run.checkpoint import content_of, reading, write_atomically
+from harness.run.files import content_of, reading, write_atomically
 from harness.run.lock import Lock
 
 ROUNDING = 1e-4  # how far the score of a row may be from the mean of its seeds, relative to it beyond 1

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.config.errors import TrainingError
-from harness.run.checkpoint import write_atomically
+from harness.run.files import write_atomically
 
 DIGITS = 32  # how many digits of the digest are in the file name
 

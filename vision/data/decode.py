@@ -18,8 +18,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from harness.config.errors import ConfigError
-from harness.run.checkpoint import reading
 from harness.run.contents import states
+from harness.run.files import reading
 
 log = logging.getLogger(__name__)
 # The formats of torchvision's ImageFolder. Pillow would start external programs for some others (EPS).

@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from harness.config.errors import ConfigError, first_line
-from harness.run.checkpoint import reading
+from harness.run.files import reading
 
 
 def unpacked(folder: Path, archive: Path, url: str, md5: str, download: bool, dataset: str) -> Path:

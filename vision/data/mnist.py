@@ -16,7 +16,7 @@ from torch import Tensor
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
 from harness.config.paths import Place, expanded
-from harness.run.checkpoint import reading
+from harness.run.files import reading
 from vision.data.files import fetch, md5_of
 from vision.data.images import ImageData, Statistics
 

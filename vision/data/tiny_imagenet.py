@@ -5,7 +5,7 @@ from pathlib import Path
 from fire_core.ranges import checked
 from harness.config.errors import ConfigError
 from harness.config.paths import Place, expanded
-from harness.run.checkpoint import content_of, reading
+from harness.run.files import content_of, reading
 from vision.data.decode import decoded
 from vision.data.files import unpacked
 from vision.data.images import ImageData, Statistics
