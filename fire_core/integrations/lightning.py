@@ -94,7 +94,8 @@ class FireCallback(Callback):
         # A run that is resumed at an epoch's end has trained no batch yet, and a first validation may come later.
         if missing and self._trained and (self._validated or not trainer.enable_validation):
             given = ", ".join(map(str, dict.fromkeys([*self._received_metrics, *trainer.callback_metrics]))) or "none"
-            raise ValueError(f"Plateau: there is no metric {missing.pop()!r}; metrics of this run: {given}")
+            name, trigger = missing.pop(), self.intervention.trigger
+            raise ValueError(f"{trigger}: there is no metric {name!r}; metrics of this run: {given}")
 
     def _observe(self, trainer: Trainer, names: Set[str]) -> None:
         """Give the trigger the last values of those of these metrics that it follows."""

@@ -28,7 +28,8 @@ class Dash(Method):
     and every bias vector w of either becomes w * clip(cos(w, G_w), minimum, 1), G_w being the same entries of G. Norms,
     embeddings, buffers and frozen weights stay. A chunk is as large as the first phase's data. Where a trainer has no
     chunks (agents, language), each batch counts as one. Of half-precision weights G and the cosines are computed in
-    float32, and the result is rounded once.
+    float32, and the result is rounded once. As in the public code, the cosine takes each norm for 1e-8 at
+    least, so that a filter or a gradient of a smaller norm counts as less aligned than it is.
 
     `variant=fire_paper`: the same with g of each shuffled minibatch of one pass over the data, so that only the last
     1 / alpha of them count.

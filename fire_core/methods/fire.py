@@ -20,7 +20,7 @@ class Fire(Method):
     was reached is logged as `boundary/dfi_after`.
 
     Args:
-        solver: newton_schulz or exact.
+        solver: newton_schulz, exact, or for comparisons muon; see `PolarOptions`.
         iterations: Newton-Schulz steps.
         norm_init: norm by which a matrix is divided before the first step: frobenius, spectral, power or schatten4.
         layout: which weights are projected, see `fire_core.weights.layout`; None takes the network's own layout.

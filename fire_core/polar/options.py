@@ -68,7 +68,7 @@ def check_seed(seed: Any) -> None:
         raise ValueError(f"seed={seed!r}: must be a whole number of at most 64 bits")
 
 
-def check_iterations(iterations: int) -> None:
+def check_iterations(iterations: Any) -> None:
     """Raise a ValueError for anything but a whole number from 0 up."""
-    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 0:
+    if isinstance(iterations, bool) or not isinstance(iterations, Integral) or int(iterations) < 0:
         raise ValueError(f"iterations={iterations!r}: must be a whole number, 0 or more")

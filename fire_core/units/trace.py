@@ -67,7 +67,7 @@ def unit_graph(modules: Mapping[str, nn.Module], log_omitted: bool = False) -> l
         kinds = ", ".join(type(unwrap(module)).__name__ for module in modules.values())
         raise ValueError(
             f"no hidden units of {kinds} are declared or can be traced: give it a method unit_graph() "
-            "(see fire_core.units.graph), or take one of this project's own models"
+            "(see fire_core.units.graph)"
         )
     return [replace(units, consumers=tuple(map(_with_columns_on_device, units.consumers))) for units in graph]
 

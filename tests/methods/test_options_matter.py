@@ -150,7 +150,7 @@ class Maps(nn.Sequential):
     ("name", "model", "says"),
     [
         ("adamo", nn.LayerNorm(4), "no linear layer"),
-        ("nap", nn.Linear(2, 2), r"needs norms .* model.norm=layer"),
+        ("nap", nn.Linear(2, 2), r"needs norms .* model\.norm="),
         ("l2_er", Maps(nn.Conv2d(2, 3, 1), nn.Conv2d(3, 2, 1)), "no linear layer reads hidden units"),
         ("redo", nn.Linear(2, 2), "no hidden units of Linear"),
         ("random_isometry", nn.Embedding(4, 3), "takes no matrix"),

@@ -42,8 +42,8 @@ class NormalizeAndProject(Method):
         for root in net.modules.values():
             if not any(isinstance(module, NORMS) for module in root.modules()):
                 raise ValueError(
-                    "it needs norms before the nonlinearities, which this network has not: model.norm=layer (vision's "
-                    "mlp), model.norm=true (networks of rl.dqn)"
+                    "it needs norms before the nonlinearities, which this network does not have; some of the programs' "
+                    "networks get them by model.norm="
                 )
 
     @torch.no_grad()
