@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from omegaconf import OmegaConf
 
 from harness.config import cli
 from harness.config.cli import Outcome, SweepTable, record_outcome
+from harness.config.errors import ConfigError
 from harness.config.groups import choices
 from harness.run.lock import Owner
 from tests.programs import start_here
@@ -178,3 +180,17 @@ def test_jobs_that_outlive_a_stopped_driver_for_a_moment_are_not_called_killed(
         cli.run_program(lambda: None, "vision")
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition("  ")[2].startswith(shown) for line in lines] == [True, True]
+
+
+def test_of_several_command_lines_the_first_error_is_raised_when_all_have_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["program"])
+    monkeypatch.setenv(cli.SWEEP_JOBS, "")
+    ran = list[str]()
+
+    def main() -> None:
+        ran.append(sys.argv[1])
+        raise ConfigError(f"of {sys.argv[1]}")
+
+    with pytest.raises(ConfigError, match=r"^of seed=1$"):
+        cli._run_sweeps(main, [["seed=1"], ["seed=2"]], [])
+    assert ran == ["seed=1", "seed=2"]
