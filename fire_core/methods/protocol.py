@@ -154,6 +154,18 @@ class Context:
     new_networks: Callable[[], dict[str, Weights]] | None = None
     spared: frozenset[Tensor] = frozenset()
     trainable_only: bool = True
+    _state_of_draws: Tensor | None = field(default=None, init=False, repr=False)
+
+    def own_draws(self) -> torch.Generator:
+        """Return a generator for the draws of an act, which begins alike each time that this context is asked.
+
+        So an act on a target network, with the same context, draws as that on the trained network. The context's
+        generator moves on, so that an act with another context draws anew.
+        """
+        if self._state_of_draws is None:
+            self._state_of_draws = self.generator.get_state()
+            torch.rand(1, generator=self.generator, device="cpu")
+        return torch.Generator().set_state(self._state_of_draws)
 
     def protected(self, net: Net) -> frozenset[Tensor]:
         """Return the parameters that a method must not change: the spared ones, and frozen ones if they are kept."""

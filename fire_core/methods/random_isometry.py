@@ -63,10 +63,11 @@ class RandomIsometry(Fire):
 
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> BoundaryReport:
+        generator = context.own_draws()
         with net.unchanged_on_error():
             for name in net.modules:
                 for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
-                    randomise_(entry, context.generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
+                    randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
             projection_report = super().at_boundary(net, context)
         # FIRE's numbers compare with the Gaussian matrices, not with the trained ones; left out, the trainer measures.
         return BoundaryReport(measuring=projection_report.measuring)

@@ -51,13 +51,13 @@ class ShrinkAndPerturb(Method):
 
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        protected = context.protected(net)
+        protected, generator = context.protected(net), context.own_draws()
         with net.unchanged_on_error():
             for name, module in net.modules.items():
                 perturbation = net.init[name]
                 if self.variant == "original":
                     perturbation = {
-                        key: resample(value, value.shape, context.generator) if value.numel() else value
+                        key: resample(value, value.shape, generator) if value.numel() else value
                         for key, value in perturbation.items()
                     }
                 scaled = perturbation

@@ -273,7 +273,7 @@ def run_program(
             if open_data is not None:
                 for config in configs_of_data_options(config_name, command_lines):
                     open_data(config)
-            _run_sweeps(main, command_lines, outcomes)
+            run_sweeps(main, command_lines, outcomes)
     except Exception as error:
         if is_lost_job(error):
             _wait_for_children()  # the other jobs would end with this process
@@ -306,7 +306,7 @@ def _refusals_explained(config_name: str, arguments: Namespace) -> Iterator[None
         raise
 
 
-def _run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], outcomes: list[Outcome]) -> None:
+def run_sweeps(main: Callable[[], object], command_lines: Sequence[list[str]], outcomes: list[Outcome]) -> None:
     """Run a single run or a sweep, which may have been split into several command lines.
 
     Args:

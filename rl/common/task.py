@@ -40,20 +40,20 @@ class AgentTask:
     Attributes:
         config: the options, as a plain dataclass, because reading a DictConfig takes as long as a small operation.
         device: device of the networks.
-        trains: whether the agent will be trained; if not, it is only played.
         phases: two halves of the run, or the tasks of a stream.
         benchmark: a stream of tasks; None if the run has two halves in one environment.
         method: the method, before the run. A template, like the trigger: learners copy it.
         trigger: the trigger, before the run; None if the method acts at boundaries.
+        trains: whether the agent will be trained; if not, it is only played.
     """
 
     config: AgentConfig
     device: torch.device
-    trains: bool
     phases: list[Phase]
     benchmark: ContinualControl | None
     method: Method
     trigger: Trigger | None
+    trains: bool = True
 
     # Numbers that triggers can follow: the loss of each step, and in each row the mean return of training episodes.
     METRICS: ClassVar[tuple[str, ...]] = ("loss", "return")

@@ -175,7 +175,7 @@ def test_jobs_that_outlive_a_stopped_driver_for_a_moment_are_not_called_killed(
         if code is not None:
             raise SystemExit(code)
 
-    monkeypatch.setattr(cli, "_run_sweeps", sweep)
+    monkeypatch.setattr(cli, "run_sweeps", sweep)
     with contextlib.suppress(SystemExit):
         cli.run_program(lambda: None, "vision")
     lines = capsys.readouterr().err.splitlines()
@@ -192,5 +192,5 @@ def test_of_several_command_lines_the_first_error_is_raised_when_all_have_run(mo
         raise ConfigError(f"of {sys.argv[1]}")
 
     with pytest.raises(ConfigError, match=r"^of seed=1$"):
-        cli._run_sweeps(main, [["seed=1"], ["seed=2"]], [])
+        cli.run_sweeps(main, [["seed=1"], ["seed=2"]], [])
     assert ran == ["seed=1", "seed=2"]
