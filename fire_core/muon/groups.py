@@ -129,7 +129,7 @@ def entries_by_parameter(read: Iterable[Entry]) -> dict[Tensor, list[Entry]]:
 def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
     """Return which layers are not hidden: `id` of the weight -> "an input layer" or "an output layer".
 
-    Of a network without anything that is called a head the output layers are the convolutions whose output it returns,
+    Of a network without anything that is called a head the output layer is the convolution whose output it returns,
     else the layer that scores a vocabulary, else the last one registered. A body has none: a network whose last layer
     ends a numbered block, if such blocks recur or parameters outside of the block come after it.
 
@@ -137,11 +137,11 @@ def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
         model: any module.
         read: its matrices.
     """
-    put_out = {id(entry.parameter): "an output layer" for entry in read if entry.is_put_out}
+    put_out: dict[int, str] = {}
     last: set[Any] = set()
     if any(entry.role == "head" for entry in read):
         last = set(output_layers(model))
-    elif not put_out:
+    elif not (put_out := {id(entry.parameter): "an output layer" for entry in read if entry.is_put_out}):
         last = vocabulary_layers(model) or {layer for layer in last_layers(model) if not _is_in_body(model, layer)}
     outside = {id(layer.weight): "an input layer" for layer in input_layers(model) | tower_inputs(model)}
     # A layer that recurs in numbered blocks, such as the keys of all cross-attentions, is hidden whatever it reads.

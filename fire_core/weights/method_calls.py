@@ -85,8 +85,14 @@ class MethodCalls:
         arguments = [*args, *kwargs.values()]
         for slot, value in enumerate(arguments):
             self.reader.meet(value, "distribution", kind.__name__, slot)
-        if isinstance(arguments[0], Instance):  # of `Independent` and the like, which wrap another one
-            return arguments[0]
+        if isinstance(arguments[0], Instance):  # `Independent` wraps another one, a mixture two
+            wrapped = [value for value in arguments if isinstance(value, Instance)]
+            held = [
+                (f"{name} {i or ''}".strip(), value)
+                for i, d in enumerate(wrapped)
+                for name, value in d.attributes.items()
+            ]
+            return Instance(kind, dict(held))
         names = dict(zip(("mean", "stddev"), arguments, strict=False))
         return Instance(kind, {**names, **kwargs})
 

@@ -68,7 +68,7 @@ def output_weights(model: nn.Module, code: SourceReader, named: Set[int]) -> set
 
 
 def output_convolutions(model: nn.Module, code: SourceReader) -> set[int]:
-    """Return the `id`s of the weights of convolutions that put out what a model is for, as those of a U-Net do.
+    """Return the `id` of the weight of the convolution that puts out what a model is for, as that of a U-Net, in a set.
 
     Args:
         model: without wrappers.
@@ -80,7 +80,7 @@ def output_convolutions(model: nn.Module, code: SourceReader) -> set[int]:
         origins = {key for key, _ in flow.origins}
         if len(origins) == 1 and origins <= weights and not set(flow.steps) & _HIDDEN:
             keys |= {key for key in origins if not code.is_residual(key)}
-    return keys
+    return keys if len(keys) == 1 else set()  # a model that returns several has features for others to use
 
 
 def networks_within(module: nn.Module) -> Iterator[Network]:

@@ -55,6 +55,7 @@ from fire_core.weights.method_calls import MethodCalls, is_distribution
 from fire_core.weights.python_calls import GETTERS, PythonCalls, is_pythons, truth_of
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
 from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
+from fire_core.weights.topology import is_layer
 
 if TYPE_CHECKING:
     from fire_core.weights.source import SourceReader
@@ -718,7 +719,10 @@ class FunctionReading:
             return Unknown(result.axes)
         if any(result is value for value in arguments) and name.strip("_") not in KEEP_NUMBERS:
             result = altered(result) if isinstance(result, Flow) else result
-        return self.reader.numbered(result, "call", callee, *arguments)
+        value = self.reader.numbered(result, "call", callee, *arguments)
+        if isinstance(callee, nn.Module) and isinstance(value, Flow) and is_layer(callee):
+            self.reader.fresh.add(value.number)
+        return value
 
     def call_value(self, callee: Any, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a called value returns: a module, a method, a function of the model's code or of torch."""

@@ -73,8 +73,8 @@ from fire_core.weights.flows import (
     with_step,
 )
 from fire_core.weights.reading import FunctionReading
-from fire_core.weights.tensor_functions import PRODUCTS, is_elementwise
-from fire_core.weights.topology import is_dense, is_layer, output_count
+from fire_core.weights.tensor_functions import CUTS, JOINS, KEEP_FEATURES, PRODUCTS, VIEWS, is_elementwise
+from fire_core.weights.topology import input_count, is_dense, is_layer, output_count
 
 Signature = set[tuple[Any, ...]]  # the operations that a part meets
 
@@ -103,7 +103,9 @@ class LayerUse:
         signatures: from each part of its output to the operations that the part meets.
         lines: from each part to the place where it is taken, `file:line`.
         spans: from each part to the same place as (file, first line, last line).
-        sections: from the place of a cut of the whole output to the number of features of each part, if it is known.
+        sections: from the place of a cut of the output as the layer returns it to the numbers of features of its parts;
+            () if these are not known, or differ from call to call.
+        is_rejoined: whether some of its parts are put together again.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
@@ -120,6 +122,7 @@ class LayerUse:
     lines: dict[Part, str] = field(default_factory=dict)
     spans: dict[Part, tuple[str, int, int]] = field(default_factory=dict)
     sections: dict[Any, tuple[int, ...]] = field(default_factory=dict)
+    is_rejoined: bool = False
     unsure: set[Part] = field(default_factory=set)
     changed: str = ""
     overwritten: str = ""
@@ -139,6 +142,7 @@ class LayerUse:
         self.lines = {**other.lines, **self.lines}
         self.spans = {**other.spans, **self.spans}
         self.sections = {**other.sections, **self.sections}
+        self.is_rejoined |= other.is_rejoined
         self.unsure |= other.unsure
         self.escapes |= other.escapes
         self.is_lost |= other.is_lost
@@ -153,6 +157,7 @@ class LayerUse:
         self.lines = {**other.lines, **self.lines}
         self.spans = {**other.spans, **self.spans}
         self.sections = {**other.sections, **self.sections}
+        self.is_rejoined |= other.is_rejoined
         self.unsure |= other.unsure
 
     @property
@@ -175,11 +180,13 @@ class LayerUse:
 
     @property
     def heights(self) -> tuple[int, ...]:
-        """The numbers of features of the parts of `cut`, if all are of one cut whose sizes the code states; else ()."""
+        """The numbers of features of the parts of `cut`, if the code states them and cuts no part again; else ()."""
         parts = self.cut
+        if self.is_rejoined or any(len(part) > 1 for part in self.signatures):
+            return ()
         places = {part[0][0] for part in parts}
         heights = self.sections.get(next(iter(places), None), ()) if len(places) == 1 else ()
-        is_whole = {part[0][1] for part in parts} == set(range(len(heights))) and all(len(part) == 1 for part in parts)
+        is_whole = {part[0][1] for part in parts} == set(range(len(heights)))
         return heights if is_whole and self.is_sure else ()
 
     @property
@@ -214,6 +221,7 @@ class SourceReader:
         self.results: dict[nn.Module, list[Flow]] = {}  # what each module returns
         self.inputs: set[int] = set()  # the numbers of what each module is given
         self.input_readers: set[int] = set()  # weights of layers that read the model's first argument, by `id`
+        self.fresh: set[int] = set()  # numbers of outputs as layers return them
         self._raw: set[int] = set()  # numbers of what is computed from the model's first argument without a layer
         self._made: set[int] = set()  # numbers of what layers have made, where it is not followed
         self.added: dict[int, set[int]] = {}  # the numbers of what was added to the output of a layer
@@ -225,7 +233,7 @@ class SourceReader:
         # `id`s of weights with one input channel, which filter each channel by itself if there are as many groups.
         self.filters = {id(p) for p in model.parameters() if p.ndim > 2 and p.shape[1] == 1 < len(p)}
         self._norms: set[int] = set()  # `id`s of modules
-        self._follows_givers = False  # whether only cuts of layers are read that stand before a module, see below
+        self.follows_givers = False  # whether only cuts of layers are read that stand before a module, see below
         self._hooked: set[nn.Module] = set()  # modules whose hooks were read
         self._replaced: set[nn.Module] = set()  # modules of which a hook returns another output
         self._entered: set[nn.Module] = set()
@@ -398,7 +406,7 @@ class SourceReader:
         is_made |= any(isinstance(value, nn.Module) and _has_matrices(value) for value in expression)
         if is_made:
             self._made.add(number)
-        elif any(tensor.number in self._raw for tensor in tensors):
+        elif any(tensor.number in self._raw for tensor in tensors) and _keeps_content(expression):
             self._raw.add(number)
 
     def noted(self, value: Any, *operation: Any) -> Any:
@@ -540,7 +548,7 @@ class SourceReader:
         notes: Notes = frozenset()
         context = Context(file_of(function), owner, module)
         call = partial(self.call_function, source, outer_names(function), context=context)
-        if any(is_layer(part) for part in module.modules()) and not self._follows_givers:
+        if any(is_layer(part) for part in module.modules()) and not self.follows_givers:
             self.escape(arguments, "module", id(module))
             notes = self.notes_of_call(arguments, "module", id(module))
             self._read_cuts_inside(call, module, args, kwargs)
@@ -575,14 +583,14 @@ class SourceReader:
             return
         records = self.uses, self.results, self.inputs, self.added, self._nodes
         self.uses, self.results, self.inputs, self.added = {}, {}, set(), {}
-        self._nodes, self._follows_givers = min(self._nodes, MOST_NODES_INSIDE), True
+        self._nodes, self.follows_givers = min(self._nodes, MOST_NODES_INSIDE), True
         try:
             with suppress(LimitReached):
                 call(args=[module, *args], kwargs=kwargs)
         finally:
             inside = self.uses
             self.uses, self.results, self.inputs, self.added, self._nodes = records
-            self._follows_givers = False
+            self.follows_givers = False
         for key in givers & inside.keys():
             self.use_of(key).take_cuts_of(inside[key])
 
@@ -631,7 +639,9 @@ class SourceReader:
         if weight is None:
             return Unknown()
         first_input = next(iter([*args, *kwargs.values()]), None)
-        if isinstance(first_input, Unknown) and first_input.number in self._raw:
+        # A layer with as many outputs as inputs may read the state of a recurrent cell, or be the first of a body.
+        is_square = input_count(module) == output_count(module)
+        if isinstance(first_input, Unknown) and first_input.number in self._raw and not is_square:
             self.input_readers.add(id(weight))
         if is_depthwise(module) and isinstance(first_input, Flow):  # it filters each channel by itself
             self.use_of(id(weight)).calls += 1
@@ -754,6 +764,19 @@ def _is_norm(module: nn.Module) -> bool:
 def _is_conv1d(module: nn.Module) -> bool:
     """Return whether a module is GPT-2's linear layer of transformers, whose forward pass is known."""
     return type(module).__name__ == "Conv1D" and is_dense(module) and not isinstance(module, nn.Linear)
+
+
+def _keeps_content(expression: Sequence[Any]) -> bool:
+    """Return whether a value has the numbers of the tensors that it is computed from, and not only their size or type.
+
+    Args:
+        expression: what the value is computed by, as in `SourceReader.numbered`.
+    """
+    if expression[0] != "call":
+        return True
+    callee = expression[1]
+    name = callee.name if isinstance(callee, Method) else str(getattr(callee, "__name__", ""))
+    return isinstance(callee, nn.Module) or name in VIEWS | KEEP_FEATURES | JOINS | CUTS or is_elementwise(name)
 
 
 def _has_matrices(module: nn.Module) -> bool:

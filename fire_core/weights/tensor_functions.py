@@ -60,8 +60,8 @@ REDUCTIONS = words(
 KEEP_AXIS = words("cummax cummin sort topk msort")
 RETURN_INDICES = words("max min median nanmedian mode kthvalue cummax cummin sort topk")
 
-# Functions that take numbers from places which are computed, so that it is not known what they take.
-TAKES_PLACES = words("as_strided gather take take_along_dim")
+# Functions that take numbers from anywhere in the memory of a tensor.
+TAKES_PLACES = words("as_strided")
 
 # Functions that only ask how large a tensor is.
 ASK_SIZES = words("size dim numel is_floating_point stride element_size nelement ndimension item")

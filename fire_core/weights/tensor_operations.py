@@ -141,9 +141,8 @@ class TensorOperations:
             self.reader.cut_in_halves(first, dim, (span_of(node, self.context), "glu"), node, self.context)
             return with_step(first, "gated")
         if not isinstance(first, Flow) or flow is None:
-            note = self.reader.meet if is_elementwise(name) else self.reader.escape
             for slot, value in enumerate(arguments):
-                note(value, name, span_of(node, self.context), slot)
+                self.reader.meet(value, name, span_of(node, self.context), slot)
             return Unknown() if flow is None else tensor_of_unknown_axes(flow)
         if name in CUTS:
             return self._cut_in_parts(name, first, args[1:], kwargs, node)
@@ -277,6 +276,11 @@ class TensorOperations:
         is_along = is_feature_axis(flow, dim)
         if name == "stack":  # along a new axis; where that is one of the last two, a view can join the features again
             is_along = True if dim in (-1, -2) else None
+        parts_by_key: dict[int, set[Any]] = {}
+        for key, part in {origin for piece in flows_in(pieces) for origin in piece.origins}:
+            parts_by_key.setdefault(key, set()).add(part)
+        for key, parts in parts_by_key.items():
+            self.reader.use_of(key).is_rejoined |= len(parts) > 1
         joined = self.put_together(pieces, is_along, is_stack=name == "stack")
         if not isinstance(joined, Flow) or flow is None:
             return joined
@@ -294,17 +298,15 @@ class TensorOperations:
         pieces = self._pieces_of(tensors)
         if len(pieces) == 1 and isinstance(pieces[0], Flow):
             return packed(pieces[0], pattern), [Size()]
-        joined = self.put_together(pieces, None, is_stack=False)
-        result = altered(joined, axes=None, is_joined=True) if isinstance(joined, Flow) else joined
-        return result, [Size() for _ in pieces]
+        self.reader.escape(pieces, "call", "pack")
+        return Unknown(), [Size() for _ in pieces]
 
     def _unpacked(self, tensor: Any, lengths: Any = None, pattern: Any = None) -> Any:
         """Return what einops' `unpack` gives: the tensors that `pack` has put side by side."""
-        piece = unpacked(tensor, pattern) if isinstance(tensor, Flow) else Unknown()
         if isinstance(lengths, list) and len(lengths) == 1:
-            return [piece]
-        whole = tensor_of_unknown_axes(tensor)
-        return [whole for _ in lengths] if isinstance(lengths, list) else [whole, Rest()]
+            return [unpacked(tensor, pattern) if isinstance(tensor, Flow) else Unknown()]
+        self.reader.escape(tensor, "call", "unpack")
+        return [Unknown() for _ in lengths] if isinstance(lengths, list) else [Unknown(), Rest()]
 
     def _pieces_of(self, value: Any) -> list[Any]:
         """Return the tensors that are to be put together: those of a list or of a cut, or a value that is no list."""
@@ -345,6 +347,8 @@ class TensorOperations:
         axis = axis_index(flow, dim) if isinstance(dim, int) else None
         if axis is not None and flow.axes is not None and flow.axes[axis] == FEATURES and name != "unbind":
             self._note_sections(flow, name, sections, span_of(node, self.context))
+        if axis is None and self.reader.follows_givers:  # perhaps positions of a memory, or the batch
+            return SameParts(flow)
         if axis is None and isinstance(dim, int) and dim > 0 and flow.is_open and flow.axes == (FEATURES,):
             sure = isinstance(sections, int) if name.endswith(("chunk", "tensor_split")) else all_ints(sections)
             if sure or dim > 1:
@@ -365,8 +369,8 @@ class TensorOperations:
         return [self.part_at(parts, i) for i in range(number)] if number is not None else parts
 
     def _note_sections(self, flow: Flow, name: str, sections: Any, where: Any) -> None:
-        """Record into how many features the whole output of one layer is cut, if the code states it as numbers."""
-        if len(flow.origins) != 1 or flow.is_joined:
+        """Record into how many features the output of a layer is cut as it is, if the code states it as numbers."""
+        if flow.number not in self.reader.fresh:
             return
         ((key, part),) = flow.origins
         rows = self.reader.rows.get(key, 0)
@@ -378,8 +382,8 @@ class TensorOperations:
         elif isinstance(sections, int) and 0 < sections <= rows and rows % sections == 0:
             is_count = name.endswith(("chunk", "tensor_split"))
             heights = [rows // sections] * sections if is_count else [sections] * (rows // sections)
-        if sum(heights) == rows:
-            self.reader.use_of(key).sections[where] = tuple(heights)
+        use, stated = self.reader.use_of(key), tuple(heights) if sum(heights) == rows else ()
+        use.sections[where] = stated if use.sections.get(where, stated) == stated else ()  # other sizes at another call
 
     def _narrow(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Flow:
         """Return the result of `narrow`, `select` or a similar function: one part along an axis."""

@@ -1,5 +1,6 @@
 """Which weights muon_groups gives to Muon; tests of check_muon and of SplitMuon use it on many more models."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -139,6 +140,66 @@ def test_input_and_output_layers_are_those_of_the_forward_pass(network: type[nn.
     given = {p for group in muon_groups(model).muon for p in group["params"]}
     assert [name for name, p in model.named_parameters() if p in given] == names
     assert {entry.name for entry in matrices(model) if entry.role == "head"} == heads
+
+
+class Recurrent(nn.Module):
+    def __init__(self, start: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.x2h, self.h2h, self.out, self.start = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 3), start
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.x2h(x[:, t]) + self.h2h(h))
+        return self.out(h)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda x: torch.zeros(x.shape[0], 16),
+        lambda x: x.new_zeros(len(x), 16),
+        lambda x: torch.zeros(x.size(0), 16, device=x.device, dtype=x.dtype),
+        lambda x: torch.zeros_like(x[:, 0, :1]).expand(-1, 16),
+    ],
+)
+def test_the_state_of_a_recurrent_cell_is_no_input(start: Callable[[Tensor], Tensor]) -> None:
+    model = Recurrent(start)
+    model(torch.randn(2, 3, 12))
+    assert [p for group in muon_groups(model).muon for p in group["params"]] == [model.h2h.weight]
+
+
+class Features(nn.Module):
+    """A classifier that returns its features too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2 = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+        self.fc1, self.classifier = nn.Linear(8, 16), nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.c2(self.c1(x).relu())
+        return self.classifier(self.fc1(features.relu().mean((2, 3))).relu()), features
+
+
+class Perceptual(nn.Module):
+    """Only features are returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2, self.c3 = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        a = self.c1(x)
+        b = self.c2(a.relu())
+        return [a, b, self.c3(b.relu())]
+
+
+@pytest.mark.parametrize(("network", "names"), [(Features, ["c2.weight", "fc1.weight"]), (Perceptual, ["c2.weight"])])
+def test_convolutions_whose_features_are_returned_are_hidden(network: type[nn.Module], names: list[str]) -> None:
+    model = network()
+    given = {p for group in muon_groups(model).muon for p in group["params"]}
+    assert [name for name, p in model.named_parameters() if p in given] == names
 
 
 class OfManyDimensions(nn.Module):

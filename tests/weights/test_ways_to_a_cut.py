@@ -559,6 +559,79 @@ def test_sizes_that_the_code_states_are_taken() -> None:
     assert [(entry.block, entry.role) for entry in entries] == [("k", "k"), ("v", "v")]
 
 
+def gate_of(y: Tensor, past: Tensor) -> Tensor:
+    a, b = y.chunk(2, -1)
+    return a * b.sigmoid() * past
+
+
+def gate_in_a_gate(y: Tensor, past: Tensor) -> Tensor:
+    a, b = y.chunk(2, -1)
+    return torch.cat([gate_of(a, past)] * 2, -1) * b.tanh()
+
+
+def rotary(y: Tensor, past: Tensor) -> Tensor:
+    q, p, k, r, v = y.split([2, 2, 2, 2, D], -1)
+    q, k = torch.cat([q * past, p], -1), torch.cat([k * past, r], -1)
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def two_sizes_at_one_place(y: Tensor, past: Tensor) -> Tensor:
+    sums = past
+    for sizes in ([4, 12], [12, 4]):
+        a, b = y.split(sizes, -1)
+        sums = sums + a.mean(-1, keepdim=True) * b.sigmoid().mean(-1, keepdim=True)
+    return sums
+
+
+MOVED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "interleaved": lambda y, past: gate_of(y.view(2, 4, D, 2).transpose(-1, -2).flatten(-2), past),
+    "regrouped": lambda y, past: gate_of(y.reshape(2, 8, D), past),
+    "rolled": lambda y, past: gate_of(y.roll(4, -1), past),
+    "merged": lambda y, past: gate_of(y.reshape(y.shape[0], -1), past),
+    "shifted": lambda y, past: gate_of(torch.cat([y[:, 1:], y[:, :-1]], -1), past),
+    "repeated": lambda y, past: gate_of(y.repeat(1, 1, 2), past),
+    "padded": lambda y, past: gate_of(F.pad(y, (0, 2 * D)), past),
+    "cut again": gate_in_a_gate,
+    "put together": rotary,
+    "two sizes": two_sizes_at_one_place,
+}
+
+
+@pytest.mark.parametrize("how", MOVED)
+def test_stated_sizes_divide_only_what_the_layer_has_returned(how: str) -> None:
+    """Else the parts are other rows than the sizes say, or matrices of several parts."""
+    entries = [entry for entry in matrices(Needy(MOVED[how])) if entry.name == "to_kv.weight"]
+    assert [(entry.rows, entry.role) for entry in entries] == [(None, "fused")]
+
+
+class Decoder(nn.Module):
+    """A block gets the memory as its second argument, and divides its positions."""
+
+    def __init__(self, divide: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.memory, self.block = nn.Linear(D, 2 * D), DecoderBlock(divide)
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        return self.block(x, self.memory(m))
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self, divide: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.q, self.divide = nn.Linear(D, 2 * D), divide
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        near, far = self.divide(memory)
+        return (self.q(x) @ near.mT) @ far.sigmoid()
+
+
+@pytest.mark.parametrize(
+    "divide", [lambda m: m.chunk(2, 1), lambda m: m.chunk(2, -2), lambda m: m.split([2, 2], 1), lambda m: m.unbind(0)]
+)
+def test_positions_of_a_memory_are_no_parts_of_its_layer(divide: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+    assert blocks_of(Decoder(divide), "memory.weight") == [("dense", None)]
+
+
 class LinearAttention(nn.Module):
     """Keys meet values before the queries come."""
 
@@ -609,8 +682,8 @@ def test_networks_whose_cut_is_far_from_the_layer(network: type[nn.Module], name
 def test_each_instance_of_a_class_is_read() -> None:
     networks = nn.ModuleDict({"one": Acting(), "other": Acting()})
     for name in networks:
-        entries = [entry for entry in matrices(networks) if entry.name == f"{name}.layers.2.weight"]
-        assert [entry.rows for entry in entries] == [(0, D), (D, 2 * D)]
+        (entry,) = (entry for entry in matrices(networks) if entry.name == f"{name}.layers.2.weight")
+        assert entry.role == "fused"
 
 
 class Grey(nn.Module):
