@@ -139,11 +139,7 @@ class LayerUse:
         self.own_forward = self.own_forward or other.own_forward
         for part, signature in other.signatures.items():
             self.signatures.setdefault(part, set()).update(signature)
-        self.lines = {**other.lines, **self.lines}
-        self.spans = {**other.spans, **self.spans}
-        self.sections = {**other.sections, **self.sections}
-        self.is_rejoined |= other.is_rejoined
-        self.unsure |= other.unsure
+        self._take_places_of(other)
         self.escapes |= other.escapes
         self.is_lost |= other.is_lost
 
@@ -154,11 +150,20 @@ class LayerUse:
         for part, signature in other.signatures.items():
             if part:
                 self.signatures.setdefault(part, set()).update(signature)
+        self._take_places_of(other)
+
+    def _take_places_of(self, other: LayerUse) -> None:
+        """Add where and into which sizes other code cuts the output."""
         self.lines = {**other.lines, **self.lines}
         self.spans = {**other.spans, **self.spans}
-        self.sections = {**other.sections, **self.sections}
+        for where, sizes in other.sections.items():
+            self.state_sections(where, sizes)
         self.is_rejoined |= other.is_rejoined
         self.unsure |= other.unsure
+
+    def state_sections(self, where: Any, sizes: tuple[int, ...]) -> None:
+        """Record into which sizes the output is cut at a place; () if another call there has other sizes."""
+        self.sections[where] = sizes if self.sections.get(where, sizes) == sizes else ()
 
     @property
     def cut(self) -> list[Part]:

@@ -382,8 +382,7 @@ class TensorOperations:
         elif isinstance(sections, int) and 0 < sections <= rows and rows % sections == 0:
             is_count = name.endswith(("chunk", "tensor_split"))
             heights = [rows // sections] * sections if is_count else [sections] * (rows // sections)
-        use, stated = self.reader.use_of(key), tuple(heights) if sum(heights) == rows else ()
-        use.sections[where] = stated if use.sections.get(where, stated) == stated else ()  # other sizes at another call
+        self.reader.use_of(key).state_sections(where, tuple(heights) if sum(heights) == rows else ())
 
     def _narrow(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Flow:
         """Return the result of `narrow`, `select` or a similar function: one part along an axis."""

@@ -604,6 +604,35 @@ def test_stated_sizes_divide_only_what_the_layer_has_returned(how: str) -> None:
     assert [(entry.rows, entry.role) for entry in entries] == [(None, "fused")]
 
 
+class Uneven(nn.Module):
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.layer, self.sizes = nn.Linear(D, D), sizes
+
+    def forward(self, x: Tensor, given: Tensor) -> Tensor:
+        a, b = given.split(self.sizes, -1)
+        return self.layer(x) * a.mean() + b.sigmoid().mean()
+
+
+class UnevenBlocks(nn.Module):
+    """Blocks of one class cut one layer's output into other sizes each; it does not run alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.give, self.blocks = nn.Linear(D, 2 * D), nn.ModuleList([Uneven([4, 12]), Uneven([12, 4])])
+
+    def forward(self, x: Tensor, cache: dict[str, Tensor]) -> Tensor:
+        given = self.give(cache["past"])
+        for block in self.blocks:
+            x = block(x, given)
+        return x
+
+
+def test_blocks_that_cut_into_other_sizes_state_none() -> None:
+    entries = [entry for entry in matrices(UnevenBlocks()) if entry.name == "give.weight"]
+    assert [(entry.rows, entry.role) for entry in entries] == [(None, "fused")]
+
+
 class Decoder(nn.Module):
     """A block gets the memory as its second argument, and divides its positions."""
 
