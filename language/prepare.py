@@ -21,11 +21,12 @@ from tqdm import tqdm
 
 from harness.config.build import build
 from harness.config.checks import Group, check_options
-from harness.config.cli import job, run_program
 from harness.config.config import Paths
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF
 from harness.config.paths import expanded
+from harness.program.outcome import job
+from harness.program.start import run_program
 from harness.run.contents import with_contents
 from harness.run.identity import check_name, digest
 from language.corpora import Corpus

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.config.config import resolve_device
-from harness.training.console import LOGGERS
+from harness.process.console import LOGGERS
 
 # Rank 0 may wait for a first phase that another run trains; torchrun ends all processes if one dies.
 PATIENCE = timedelta(days=7)

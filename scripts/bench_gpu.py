@@ -25,8 +25,8 @@ from torch import Tensor, nn
 import vision.train as trainer
 from fire_core import fire_
 from fire_core.weights.optimizers import set_rate_factor
-from harness.run.jobs import compose
-from harness.run.programs import program_of
+from harness.program.by_name import program_of
+from harness.program.jobs import compose
 from language.model import GPT
 from scripts.bench_vision import synthetic
 from vision.graph import GraphedStep

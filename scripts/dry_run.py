@@ -36,8 +36,8 @@ from fire_core.muon import optimizer as muon_optimizer
 from fire_core.tools.output import keep_output
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, choices
-from harness.run.jobs import Job, compose, run_job
-from harness.run.programs import MODULES
+from harness.program.by_name import MODULES
+from harness.program.jobs import Job, compose, run_job
 from harness.training.loop import Loop
 from language.data import SPLITS, write_header
 from language.prepare import corpus_folder

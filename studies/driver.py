@@ -39,10 +39,10 @@ from typing import Any
 
 from fire_core.tools.output import keep_output
 from harness.config.groups import CONF
+from harness.program.jobs import Job, run_jobs
 from harness.run import provenance
 from harness.run.environment import environment
 from harness.run.files import write_atomically
-from harness.run.jobs import Job, run_jobs
 from studies.verdict import Test, pooled_spread, power, smallest_that_matters
 
 ROOT = CONF.parent

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from hydra.core.hydra_config import HydraConfig
 
-from harness.config import cli, groups
+from harness.config import groups
 from harness.config.arguments import read_arguments
-from harness.config.cli import Outcome
-from harness.run.execute import run_to_end
+from harness.program import outcome, start, sweep
+from harness.program.execute import run_to_end
+from harness.program.outcome import Outcome
 from harness.training.estimate import SWEEP_JOBS
 
 if TYPE_CHECKING:
@@ -161,10 +162,12 @@ def start_here(program: str, words: Iterable[str], monkeypatch: "pytest.MonkeyPa
     monkeypatch.setattr(logging, "raiseExceptions", logging.raiseExceptions)  # put back after the test
     for variable in ("HYDRA_FULL_ERROR", "FIRE_TRACEBACK", SWEEP_JOBS):  # these too
         monkeypatch.setenv(variable, "0")
-    for name in ("keep_output", "show_log", "exit_on_signals", "leave_with_driver"):
-        monkeypatch.setattr(cli, name, lambda: None)
+    monkeypatch.setattr(start, "keep_output", lambda: None)
+    monkeypatch.setattr(sweep, "exit_on_signals", lambda: None)
+    for name in ("show_log", "exit_on_signals", "leave_with_driver"):
+        monkeypatch.setattr(outcome, name, lambda: None)
     try:
-        cli.run_program(main, program, getattr(module, "open_data", None))
+        start.run_program(main, program, getattr(module, "open_data", None))
     except SystemExit as ended:
         return int(ended.code or 0)
     finally:

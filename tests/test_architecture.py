@@ -13,7 +13,7 @@ import pytest
 
 import rl.dqn.train
 import vision.train
-from harness.config.cli import run_program
+from harness.program.start import run_program
 from tests.programs import ALIKE, Program
 from tests.zygote import Zygote
 

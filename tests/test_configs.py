@@ -13,8 +13,8 @@ import vision.task
 from fire_core.methods import Method, Net
 from harness.config import groups
 from harness.config.build import build
-from harness.config.cli import tuned_values_taken
 from harness.config.groups import CONF, PACKAGES, choices, compose_with_hydra
+from harness.program.outcome import tuned_values_taken
 from tests import programs
 from tests.zygote import Zygote
 

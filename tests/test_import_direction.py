@@ -79,6 +79,19 @@ def test_no_circle():
     graphlib.TopologicalSorter(graph).prepare()  # a circle is a CycleError that names it
 
 
+def test_each_part_of_the_harness_imports_earlier_ones_alone():
+    parts = ["config", "process", "run", "training", "program", "trained", "tune"]
+    assert {path.parent.name for path in (ROOT / "harness").glob("*/__init__.py")} == {*parts}
+    found = {
+        f"{name} imports {source}"
+        for name, path in modules(ROOT, "harness").items()
+        for source, _ in imported(name, path)
+        if name.count(".") == 2 and source.startswith("harness.")
+        if parts.index(source.split(".")[1]) > parts.index(name.split(".")[1])
+    }
+    assert not found
+
+
 def is_private(name: str) -> bool:
     """One leading underscore, and not one of the public names of named tuples."""
     return (

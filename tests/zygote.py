@@ -21,8 +21,8 @@ from typing import Any
 
 from harness.config import groups
 from harness.config.checks import check_options
+from harness.program.by_name import MODULES
 from harness.run.environment import code_digest, git_commit, versions
-from harness.run.programs import MODULES
 from tests import faults
 
 ROOT = Path(__file__).parents[1]

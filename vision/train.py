@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fire_core.triggers import Firing
 from fire_core.weights.optimizers import hold_all, set_rate_factor
-from harness.config.cli import run_program
 from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
+from harness.program.execute import Program, execute
+from harness.program.start import run_program
 from harness.run.checkpoint import loading
-from harness.run.execute import Program, execute
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary

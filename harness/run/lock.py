@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from harness.training.signals import is_alive, start_of_process
+from harness.process.signals import is_alive, start_of_process
 
 NO_FLOCK = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 SWEEP_LOG = "FIRE_SWEEP_LOG"  # variable of the environment: a folder of the sweep that this process runs jobs of

@@ -21,8 +21,8 @@ from torch import nn
 
 from harness.config.config import set_up_torch
 from harness.config.errors import ConfigError, TrainingError, first_line
+from harness.program.by_name import program_of
 from harness.run import checkpoint
-from harness.run.programs import program_of
 from harness.trained.options import recompose
 from harness.training import seeding
 from harness.training.learner import LearnerBase

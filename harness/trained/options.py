@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.config.build import find_target
 from harness.config.errors import ConfigError, first_line
 from harness.config.groups import choices, compose_with_hydra, groups_of, targets_of, without_hydra
-from harness.run.programs import MODULES, program_of
+from harness.program.by_name import MODULES, program_of
 
 MAX_BYTES = 10_000_000  # of a config.yaml; a run's options take a few thousand
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 
-from harness.run.workers import number_of_workers
+from harness.process.workers import number_of_workers
 
 log = logging.getLogger(__name__)
 SWEEP_JOBS = "FIRE_SWEEP_JOBS"  # number of jobs of the sweep that this process works for

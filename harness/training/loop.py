@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self
 
 from harness.config.errors import TrainingError
+from harness.process.console import progress_bar, show
+from harness.process.signals import Preemption
 from harness.run.folder import Run
-from harness.training.console import progress_bar, show
 from harness.training.estimate import Estimate
 from harness.training.learner import LearnerBase
-from harness.training.signals import Preemption
 
 log = logging.getLogger(__name__)
 MAX_SAVING_SHARE = 0.02  # of the time, spent on checkpoints within a phase (unless every_seconds=0 asks for each step)

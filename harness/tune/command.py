@@ -40,16 +40,16 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.arguments import parse_option, read_arguments, refuse_unknown
-from harness.config.cli import exit_code, library_error, one_line, user_facing
 from harness.config.direction import better_direction
 from harness.config.errors import ConfigError, near
 from harness.config.given import lr_is_idle, own_rate
 from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
-from harness.run.execute import new_run
+from harness.program.by_name import MODULES, program_of
+from harness.program.execute import new_run
+from harness.program.messages import exit_code, library_error, one_line, user_facing
 from harness.run.files import write_atomically
 from harness.run.identity import digest
-from harness.run.programs import MODULES, program_of
 from harness.tune.search import Search, options_of_method, tune
 from harness.tune.table import Trial, best
 

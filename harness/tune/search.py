@@ -16,10 +16,10 @@ from harness.config.build import build
 from harness.config.errors import ConfigError, near
 from harness.config.given import idle_beside
 from harness.config.groups import methods_of
+from harness.program.by_name import program_of
+from harness.program.jobs import Job, compose, run_jobs
 from harness.run.files import content_of, reading
 from harness.run.identity import digest, identity, one_spelling, without
-from harness.run.jobs import Job, compose, run_jobs
-from harness.run.programs import program_of
 from harness.tune.space import Dimension, check_space, space_of, trials
 from harness.tune.table import Trial, append, read_table
 

@@ -4,7 +4,7 @@ It lies in a folder of its own beside `harness/`, as Hydra takes launchers from 
 refuses a `_target_` of any other name ("Invalid plugin"), also of a class that was registered by hand.
 
 One job that is killed costs that job: it is a line of the sweep's table, and the others go on. Where the driver is
-stopped or killed the jobs write checkpoints and leave with it (`harness.run.workers`).
+stopped or killed the jobs write checkpoints and leave with it (`harness.process.workers`).
 """
 
 import atexit
@@ -44,10 +44,10 @@ class CoresLauncher(Launcher):
             SystemExit: a job was stopped by a signal; the others that had begun have ended too.
         """
         # Here, as Hydra imports all plugins at each start of a program.
-        from harness.config.cli import Outcome, record_outcome
         from harness.config.errors import TrainingError
-        from harness.run.workers import Lost, Workers, number_of_workers
-        from harness.training.signals import EXIT_PREEMPTED
+        from harness.process.signals import EXIT_PREEMPTED
+        from harness.process.workers import Lost, Workers, number_of_workers
+        from harness.program.outcome import Outcome, record_outcome
 
         setup_globals()
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)

@@ -25,7 +25,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from harness.config.errors import ConfigError, TrainingError
-from harness.training.signals import EXIT_PREEMPTED, asked_to_leave
+from harness.process.signals import EXIT_PREEMPTED, asked_to_leave
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

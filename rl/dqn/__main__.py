@@ -1,6 +1,6 @@
 """The entry point of `python -m rl.dqn`; the program is in `rl.dqn.train`."""
 
-from harness.config.cli import run_program
+from harness.program.start import run_program
 from rl.dqn.train import main
 
 if __name__ == "__main__":

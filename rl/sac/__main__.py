@@ -1,6 +1,6 @@
 """The entry point of `python -m rl.sac`; the program is in `rl.sac.train`."""
 
-from harness.config.cli import run_program
+from harness.program.start import run_program
 from rl.sac.task import open_environment
 from rl.sac.train import main
 

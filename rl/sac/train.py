@@ -21,8 +21,8 @@ from fire_core.methods import Context
 from fire_core.triggers import Firing
 from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
+from harness.program.execute import Program, execute
 from harness.run.checkpoint import loading
-from harness.run.execute import Program, execute
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.boundary import act_after_row, act_at_boundary

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.run.jobs import Job, run_job
+from harness.program.jobs import Job, run_job
 from scripts.quarter_hour import ROWS, SEEDS, START_AND_END, chosen_rows, command, next_seed, rehearsed, speeds
 from tests.programs import summary, wait_for
 from tests.zygote import ROOT, Zygote

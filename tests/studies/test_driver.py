@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import groups
-from harness.run.programs import program_of
+from harness.program.by_name import program_of
 from studies import driver, how_far, muon_split
 from studies.driver import STEP, Key, Measure, Point, Stream, Study, Table, next_rate, power_of, read_csv, write_csv
 from studies.verdict import power

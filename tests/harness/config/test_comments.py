@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import comments
-from harness.config.cli import help_text
+from harness.program.help import help_text
 
 
 @dataclass

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from harness.config.errors import ConfigError, TrainingError
+from harness.program.by_name import program_of
+from harness.program.execute import new_run
 from harness.run import contents
 from harness.run.contents import cached_digest, digest_of, sha256_of, with_contents
-from harness.run.execute import new_run
 from harness.run.identity import identity, without
-from harness.run.programs import program_of
 from language import corpora, prepare
 from language.tokenizers import get_tokenizer
 from tests.programs import DQN, SAC, SMALL, Program

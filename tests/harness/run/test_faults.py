@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from analysis.sources import wandb_local
-from harness.config.cli import exit_code
 from harness.config.errors import TrainingError
+from harness.program.messages import exit_code
 from rl.common.environments import Environment
 from tests import faults
 from tests.programs import (

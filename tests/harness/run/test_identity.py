@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from analysis.plotting import title
 from analysis.runs import BadRun, LeftOut, Run, select, settings
 from analysis.sources import folders
-from harness.run.execute import new_run
+from harness.program.by_name import program_of
+from harness.program.execute import new_run
 from harness.run.identity import digest, identity, one_spelling, own_name
-from harness.run.programs import program_of
 from tests.programs import DQN, LANGUAGE, SAC, SMALL, Program
 from tests.rl.own import ACTIONS, Own, register
 

@@ -14,9 +14,9 @@ import pytest
 
 import harness.run.folder
 from harness.config.errors import ConfigError
+from harness.process.signals import is_alive
 from harness.run.folder import Run
 from harness.run.lock import SWEEP_LOG, Held, Lock, Owner
-from harness.training.signals import is_alive
 
 
 @pytest.fixture(params=[True, False], ids=["flock", "no flock"])

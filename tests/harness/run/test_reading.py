@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.config.cli import exit_code, user_facing
 from harness.config.errors import ConfigError, Diverged, TrainingError
+from harness.program.messages import exit_code, user_facing
 from harness.run import checkpoint
 from tests.programs import DQN, SMALL, assert_same
 

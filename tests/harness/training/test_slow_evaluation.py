@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from harness.training import signals
+from harness.process import signals
+from harness.process.signals import EXIT_PREEMPTED
 from harness.training.loop import Loop
-from harness.training.signals import EXIT_PREEMPTED
 from tests.programs import DQN, LANGUAGE, SAC, SMALL, assert_same, lines
 
 NAPS = 3000  # of a hundredth of a second: what a slow evaluation would take

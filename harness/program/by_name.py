@@ -6,7 +6,7 @@ The harness knows trainers by name alone and imports a trainer when it is needed
 import importlib
 from typing import Any
 
-from harness.run.execute import Program
+from harness.program.execute import Program
 
 MODULES = {"vision": "vision.train", "language": "language.train", "dqn": "rl.dqn.train", "sac": "rl.sac.train"}
 

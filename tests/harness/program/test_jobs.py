@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from harness.config.errors import ConfigError, TrainingError
+from harness.program.jobs import Job, run_jobs
 from harness.run.folder import Run
-from harness.run.jobs import Job, run_jobs
 from tests.programs import alive, assert_same, lines, wait_for
 from tests.zygote import Zygote
 
 TINY = ("scale=smoke", "tracker=none", "progress=false", "benchmark.tasks=2", "benchmark.samples=64", "model.hidden=8")
 PROGRAM = """
 import sys
-from harness.run.jobs import Job, run_jobs
+from harness.program.jobs import Job, run_jobs
 if __name__ == "__main__":
     folder, options = sys.argv[1], tuple(sys.argv[2:])
     for ended in run_jobs((Job("vision", (*options, f"paths.runs={folder}", f"seed={seed}")) for seed in (1, 2)), 2):

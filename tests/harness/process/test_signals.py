@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.process.signals import EXIT_PREEMPTED, Preemption
 from harness.training import loop as loop_module
 from harness.training.loop import Loop
-from harness.training.signals import EXIT_PREEMPTED, Preemption
 from tests.programs import LONG, SMALL, VISION, assert_same, final_state, only_run, wait_for, wait_until_held
 from tests.zygote import Zygote
 

@@ -16,14 +16,15 @@ from typing import Any
 import joblib
 
 from harness.config import groups
-from harness.config.cli import Outcome, exit_code, out_of_memory, user_facing
 from harness.config.errors import EXIT_TRAINING, ConfigError, Diverged, TrainingError, first_line
-from harness.run.execute import new_run, run_to_end
+from harness.process.console import show_log
+from harness.process.signals import EXIT_PREEMPTED
+from harness.process.workers import Lost, Workers
+from harness.program.by_name import program_of
+from harness.program.execute import new_run, run_to_end
+from harness.program.messages import exit_code, out_of_memory, user_facing
+from harness.program.outcome import Outcome
 from harness.run.gpus import own_gpu
-from harness.run.programs import program_of
-from harness.run.workers import Lost, Workers
-from harness.training.console import show_log
-from harness.training.signals import EXIT_PREEMPTED
 
 log = logging.getLogger(__name__)
 

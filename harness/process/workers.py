@@ -19,7 +19,7 @@ import joblib
 from joblib.externals.loky import backend as loky
 
 from harness.config.errors import ConfigError
-from harness.training.signals import EXIT_PREEMPTED, exit_on_signals, leave_with, start_of_process
+from harness.process.signals import EXIT_PREEMPTED, exit_on_signals, leave_with, start_of_process
 
 Call = TypeVar("Call")
 NO_MORE_CALLS = None  # sent in place of a call: the worker leaves

@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from harness.config.build import build
-from harness.config.cli import Outcome, job
 from harness.config.direction import better_direction, check_direction
 from harness.config.errors import ConfigError
 from harness.config.paths import expanded, without_folders
+from harness.program.outcome import Outcome, job
 from harness.run.first_phase import shared_first_phase
 from harness.run.folder import Run
 from harness.run.gpus import own_gpu

@@ -21,8 +21,8 @@ from harness.config.config import DEFAULT_THREADS, set_up_torch
 from harness.config.direction import better_direction, direction_of
 from harness.config.errors import ConfigError
 from harness.config.groups import CONF, compose_with_hydra
-from harness.run.workers import number_of_workers
-from harness.training.signals import EXIT_PREEMPTED, is_alive
+from harness.process.signals import EXIT_PREEMPTED, is_alive
+from harness.process.workers import number_of_workers
 from tests.programs import LONG, SMALL, assert_same, holder, import_program, only_run, wait_for
 from tests.zygote import Zygote
 
