@@ -20,10 +20,7 @@ that no run begins on one kind of CPU and ends on another.
     <stream>.tasks.csv    of each report run, a line for each task, or for fifty tasks where there are more
 """
 
-import csv
 import importlib
-import io
-import itertools
 import json
 import math
 import os
@@ -32,124 +29,23 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fire_core.tools.output import keep_output
 from harness.config.groups import CONF
 from harness.program.jobs import Job, run_jobs
-from harness.run import provenance
 from harness.run.environment import environment
 from harness.run.files import write_atomically
-from studies.verdict import Test, pooled_spread, power, smallest_that_matters
+from studies.search import best_point, next_rate, power_of, score_of, searched_power
+from studies.streams import SEARCH_SEEDS, STEP, Point, Stream
+from studies.tables import Key, Row, Table, read_csv, write_derived
+from studies.verdict import smallest_that_matters
 
 ROOT = CONF.parent
 PROCESS_GROUP = Path("runs/studies/queue.pid")
 QUIET = ("tracker=none", "progress=false", "threads=1", "checkpoint.keep=1", "device=cpu", "precision=float32")
-STEP = 1.4  # factor from one learning rate of a search to the next
-POWER = 0.8  # below it the outcome of a comparison is called descriptive
-SEARCH_SEEDS = (20_000, 20_001)
-TASKS_SHOWN = 50  # lines of a run in <stream>.tasks.csv at most
-Options = tuple[str, ...]
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Measure:
-    """The number by which a stream's rows are compared.
-
-    Attributes:
-        name: name of the number in a run's summary.
-        smallest: the smallest difference that matters; None: a tenth of fresh minus base.
-        sign: 1 if more is better, -1 if less is.
-        kept: name of a number of the old task that is measured before and after each act, in the boundary rows
-            (`boundary/<kept>_before` and `_after`).
-        beside: name of a second number of the summary, which tables show beside the measure; None: there is none.
-    """
-
-    name: str
-    smallest: float | None
-    sign: int
-    kept: str
-    beside: str | None = None
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Rows (methods with options) that are compared on the same seeds, in one or several settings.
-
-    Attributes:
-        program: the program that trains: vision, language, dqn or sac.
-        options: options of every run.
-        rows: name of a row -> its options.
-        seeds: name of a row -> its report seeds; `*` has those of all other rows.
-        family: tested pairs (row, rival); a positive difference is better for the first.
-        measure: the number that is compared.
-        test: t, or permutation if returns have two peaks.
-        settings: name -> options; the family has each pair in each setting.
-        rates: learning rates that each row is searched over; empty: there is no search, and rows have the program's.
-        full: options that give runs the report's length.
-        prefix: options that give runs the search's length, in place of `full`.
-        confirmed_rows: rows whose winner of the search is compared with its two neighbours at the report's length.
-        coefficients: name of a row -> sets of options that are searched, each at every rate.
-        known_spread: standard deviation of paired differences in an earlier study, if there is no search.
-    """
-
-    program: str
-    options: Options
-    rows: Mapping[str, Options]
-    seeds: Mapping[str, Sequence[int]]
-    family: Sequence[tuple[str, str]]
-    measure: Measure
-    test: Test = "t"
-    settings: Mapping[str, Options] = field(default_factory=lambda: {"": ()})
-    rates: tuple[float, ...] = ()
-    full: Options = ()
-    prefix: Options = ()
-    confirmed_rows: Sequence[str] = ()
-    coefficients: Mapping[str, Sequence[Options]] = field(default_factory=dict)
-    known_spread: float | None = None
-
-    def report_seeds(self, row: str) -> Sequence[int]:
-        """Return the report seeds of a row."""
-        return self.seeds.get(row, self.seeds["*"])
-
-    def points(self, row: str) -> list["Point"]:
-        """Return the points with which a row's search begins."""
-        return [Point(rate, options) for options in self.coefficients.get(row, [()]) for rate in self.rates]
-
-
-@dataclass(frozen=True)
-class Point:
-    """A point of a search: a learning rate, and a row's own coefficients."""
-
-    rate: float
-    coefficients: Options = ()
-
-    @property
-    def options(self) -> Options:
-        """The point as options of the command line."""
-        return (f"lr={self.rate:.3g}", *self.coefficients)
-
-    def at(self, factor: float) -> "Point":
-        """Return the same coefficients at `factor` times the rate, rounded to three digits as on the command line."""
-        return replace(self, rate=float(f"{self.rate * factor:.3g}"))
-
-
-@dataclass(frozen=True)
-class Key:
-    """Identifies the run of a line in a table."""
-
-    setting: str
-    row: str
-    searched: str  # options that the search tries or has chosen
-    length: str  # "prefix" or "full"
-    seed: int
-
-
-# ------------------------------------------------------------------------------------------------------------ running
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -289,7 +185,7 @@ class Study:
         write_atomically(self.folder / f"{name}.power.json", (json.dumps(numbers, indent=1) + "\n").encode())
 
     def search_points(
-        self, stream: Stream, table: "Table", setting: str, points: dict[str, list[Point]], length: str
+        self, stream: Stream, table: Table, setting: str, points: dict[str, list[Point]], length: str
     ) -> dict[str, Point]:
         """Run the points of a search on its seeds, unless the table has them, and return the best one of each row.
 
@@ -346,7 +242,7 @@ class Study:
             sys.exit(f"error: the search of {name} has not ended: python -m studies.driver {self.name} search {name}")
         return {(line["setting"], line["row"]): line["searched"] for line in lines}
 
-    def run(self, stream: Stream, table: "Table", wanted: Iterable[Key]) -> None:
+    def run(self, stream: Stream, table: Table, wanted: Iterable[Key]) -> None:
         """Train the wanted runs that are not in the table yet, and add each to it as it ends."""
         keys = {self.job(stream, key): key for key in wanted if key not in table.lines}
         for ended in run_jobs(keys, self.workers):
@@ -418,231 +314,13 @@ def commit(folder: Path, subject: str) -> None:
         subprocess.run(["git", "commit", "--quiet", "-m", subject, "--", folder], cwd=ROOT, check=True)
 
 
-def score_of(table: "Table", stream: Stream, key: Key) -> float:
-    """Return a run's measure, with its sign such that more is better; minus infinity if the run diverged."""
-    line = table.lines[key]
-    return -math.inf if has_diverged(line) else stream.measure.sign * float(line[stream.measure.name])
-
-
-def has_diverged(line: Row) -> bool:
-    """Return whether a line of a table, fresh or read from its file, is of a run that diverged."""
-    return line.get("diverged") in (True, "True")
-
-
-def best_point(stream: Stream, table: "Table", setting: str, row: str, points: Sequence[Point], length: str) -> Point:
-    """Return the point with the highest mean over the search's seeds, the first of equal ones."""
-
-    def mean_score(point: Point) -> float:
-        keys = (Key(setting, row, " ".join(point.options), length, seed) for seed in SEARCH_SEEDS)
-        return statistics.fmean(score_of(table, stream, key) for key in keys)
-
-    best = max(points, key=mean_score)
-    if mean_score(best) == -math.inf:
-        sys.exit(f"error: every run of the search of {f'{setting} {row}'.strip()} diverged")
-    return best
-
-
-def next_rate(points: Sequence[Point], best: Point) -> list[Point]:
-    """Return the next point to try if the best rate is the highest or the lowest of those tried, else no point."""
-    rates = [point.rate for point in points if point.coefficients == best.coefficients]
-    if best.rate == max(rates):
-        return [best.at(STEP)]
-    if best.rate == min(rates):
-        return [best.at(1 / STEP)]
-    return []
-
-
-def searched_power(stream: Stream, scores: Mapping[tuple[str, str], Sequence[float]]) -> Row:
-    """Return the power of the report by the spread on the search's seeds: `power_of`, and the search's `gap`.
-
-    Args:
-        stream: the stream.
-        scores: (setting, row) -> the scores of the chosen point, one for each search seed.
-    """
-    gaps = [
-        new - old
-        for setting in stream.settings
-        if "fresh" in stream.rows
-        for new, old in zip(scores[setting, "fresh"], scores[setting, "base"], strict=True)
-    ]
-    gap = statistics.fmean(gaps) if gaps else None
-    differences = [
-        [ours - theirs for ours, theirs in zip(scores[setting, row], scores[setting, rival], strict=True)]
-        for setting in stream.settings
-        for row, rival in stream.family
-    ]
-    finite = [values for values in differences if all(map(math.isfinite, values))]
-    if not finite:
-        sys.exit("error: in each comparison of the family a run of the search diverged, so there is no spread")
-    smallest = smallest_that_matters(stream.measure.smallest, math.nan if gap is None else gap)
-    return {"gap": gap} | power_of(stream, smallest, pooled_spread(finite))
-
-
-def power_of(stream: Stream, smallest: float, spread: float) -> Row:
-    """Return the power of a stream's report for an effect of twice the smallest difference that matters.
-
-    Args:
-        stream: the stream.
-        smallest: the smallest difference that matters.
-        spread: standard deviation of paired differences over seeds.
-
-    Returns:
-        `smallest` and `spread`; `comparisons`, their number in the family; `pairs`: for each pair (row, rival) of the
-        family the `seeds` that both have, its `power`, and whether it is `descriptive`: its power is below 0.8, or
-        there is no smallest difference above 0.
-    """
-    comparisons = len(stream.family) * len(stream.settings)
-    pairs = []
-    for row, rival in stream.family:
-        seeds = len({*stream.report_seeds(row)} & {*stream.report_seeds(rival)})
-        reached = power(2 * smallest, spread, seeds, comparisons)
-        is_enough = smallest > 0 and reached >= POWER  # a NaN is not enough
-        pairs.append({"row": row, "rival": rival, "seeds": seeds, "power": reached, "descriptive": not is_enough})
-    return {"smallest": smallest, "spread": spread, "comparisons": comparisons, "pairs": pairs}
-
-
-def begun_elsewhere(table: "Table", keys_of_seed: Sequence[Key], here: str) -> bool:
+def begun_elsewhere(table: Table, keys_of_seed: Sequence[Key], here: str) -> bool:
     """Return whether some but not all runs of a seed are done, and any of them on another kind of CPU than `here`.
 
     The whole seed then runs again, since its rows are compared with each other.
     """
     cpus = [table.lines[key]["cpu"] for key in keys_of_seed if key in table.lines]
     return 0 < len(cpus) < len(keys_of_seed) and any(cpu != here for cpu in cpus)
-
-
-# ------------------------------------------------------------------------------------------------------------- tables
-
-
-class Table:
-    """The finished runs of a search or a report; the csv file is read at the start and written after each run.
-
-    Args:
-        path: the csv file.
-        command: the command that continues the table, for its provenance.
-        tasks: whether a second file has the tasks of each run.
-    """
-
-    def __init__(self, path: Path, command: str, tasks: bool = False) -> None:
-        self.path, self.command = path, command
-        self.lines: dict[Key, Row] = {key_of(line): line for line in read_csv(path)}
-        self.tasks: dict[Key, list[Row]] | None = None
-        if tasks:
-            self.tasks = {key: [] for key in self.lines}
-            for line in read_csv(self.tasks_path):
-                if (key := key_of(line)) in self.tasks:  # after a kill, tasks may stand there of a run without a line
-                    self.tasks[key].append(line)
-
-    @property
-    def tasks_path(self) -> Path:
-        """The file of the runs' tasks."""
-        return self.path.with_suffix(".tasks.csv")
-
-    def add(self, key: Key, folder: Path, cpu_seconds: float) -> Row:
-        """Add a finished run from its folder, write the files, and return the run's line."""
-        entry = provenance.of_folders([folder])
-        line = vars(key) | result_of(folder) | {"cpu_seconds": round(cpu_seconds, 1)}
-        line |= {name: entry[name] for name in ("cpu", "precision", "commit")}
-        self.lines[key] = {name: in_six_digits(value) for name, value in line.items()}  # as a restart reads them
-        if self.tasks is not None:
-            self.tasks[key] = [vars(key) | task for task in tasks_of(folder)]
-        self.write()
-        for path in (self.path,) if self.tasks is None else (self.path, self.tasks_path):
-            provenance.write(path, entry | {"command": self.command}, more=True)
-        return self.lines[key]
-
-    def drop(self, keys: Iterable[Key]) -> None:
-        """Remove these runs from the table, so that they will be run again."""
-        for key in keys:
-            self.lines.pop(key, None)
-            if self.tasks is not None:
-                self.tasks.pop(key, None)
-        self.write()
-
-    def write(self) -> None:
-        """Write the files, the table of runs last: a run that is in it counts as done."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.tasks is not None:
-            write_csv(self.tasks_path, [line for key in sorted_keys(self.tasks) for line in self.tasks[key]])
-        write_csv(self.path, [self.lines[key] for key in sorted_keys(self.lines)])
-
-
-def sorted_keys(keys: Iterable[Key]) -> list[Key]:
-    """Return keys sorted by their values: setting, row, searched, length, seed."""
-    return sorted(keys, key=lambda key: tuple(vars(key).values()))
-
-
-def key_of(line: Row) -> Key:
-    """Return the key of a table's line."""
-    return Key(line["setting"], line["row"], line["searched"], line["length"], int(line["seed"]))
-
-
-def summary_of(folder: Path) -> Row:
-    """Return the summary of a finished run; empty for one that diverged."""
-    file = folder / "DONE"
-    return {} if not file.exists() else dict(json.loads(file.read_text()))
-
-
-def logged(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a run's metrics.jsonl, in their order."""
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        yield json.loads(line)
-
-
-def result_of(folder: Path) -> Row:
-    """Return a run's numbers for its line: its summary's, and means over boundaries of the old task's numbers."""
-    if not (summary := summary_of(folder)):
-        return {"diverged": True}
-    boundaries = [row for row in logged(folder) if row.get("kind") == "boundary"]
-    numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
-    for name in ("previous_accuracy", "previous_return", "previous_loss", "test_accuracy"):
-        for side in ("before", "after"):
-            values = [row[f"boundary/{name}_{side}"] for row in boundaries if f"boundary/{name}_{side}" in row]
-            if values:
-                numbers[f"{name}_{side}"] = statistics.fmean(values)
-    return numbers | {"act_seconds": sum(row["method/seconds"] for row in boundaries)}
-
-
-def tasks_of(folder: Path) -> list[Row]:
-    """Return numbers at the ends of a finished run's tasks: of up to `TASKS_SHOWN` evenly spaced ones and the last."""
-    if not summary_of(folder):
-        return []
-    ends: dict[int, Row] = {}
-    for row in logged(folder):
-        if "kind" not in row:
-            ends[row["phase"]] = row
-    interval = math.ceil(len(ends) / TASKS_SHOWN)
-    shown = [phase for phase in ends if (phase + 1) % interval == 0 or phase == len(ends) - 1]
-    names = ("train/accuracy", "test/accuracy", "task/return", "eval/return", "task/loss", "val/loss")
-    return [{"task": phase} | {name: ends[phase][name] for name in names if name in ends[phase]} for phase in shown]
-
-
-def read_csv(path: Path) -> list[Row]:
-    """Return the lines of a csv file as texts by column; an empty list if there is no such file."""
-    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
-
-
-def write_derived(path: Path, lines: Sequence[Row], sources: Sequence[Path], command: str) -> None:
-    """Write a table that is computed from other tables, and its provenance, which is theirs but for the command."""
-    write_csv(path, lines)
-    entries = [entry for source in sources for entry in provenance.read(source).values()]
-    provenance.write(path, provenance.joined(entries) | {"command": command})
-
-
-def in_six_digits(value: Any) -> Any:
-    """Return a float as text with six digits, anything else unchanged."""
-    return f"{value:.6g}" if isinstance(value, float) else value
-
-
-def write_csv(path: Path, lines: Sequence[Row]) -> None:
-    """Write a csv file with the columns of all lines; floats have six digits."""
-    text = io.StringIO()
-    columns = dict.fromkeys(itertools.chain.from_iterable(lines))
-    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-    writer.writeheader()
-    for line in lines:
-        writer.writerow({key: in_six_digits(value) for key, value in line.items()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue().encode())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from studies.driver import STEP, Measure, Options, Stream
+from studies.streams import STEP, Measure, Options, Stream
 from studies.verdict import SMALLEST_ACCURACY
 
 # ------------------------------------------------------------------------------------------------------------- rows

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from fire_core.tools.output import keep_output
-from studies.driver import Row, Study, read_csv
+from studies.driver import Study
+from studies.tables import Row, read_csv
 from studies.verdict import Outcome
 
 STREAMS_FOR_ADVICE = 4  # in which half must be better than FIRE before it is recommended

@@ -15,8 +15,9 @@ from matplotlib.lines import Line2D
 from analysis import style
 from analysis.estimates import Estimate
 from fire_core.tools.output import keep_output
-from studies.driver import Study, read_csv
+from studies.driver import Study
 from studies.report import Result, missing_runs, results_of
+from studies.tables import read_csv
 
 HOW_FAR = {"base": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "fire": 1.0}
 RIVALS = {"random_isometry": 1.2, "full_reset": 1.35, "snp": 1.5}  # right of the line, each at a place of its own

@@ -3,8 +3,8 @@
 Frozen in docs/studies/muon_split/index.md; run it with `python -m studies.driver muon_split queue`.
 """
 
-from studies.driver import Measure, Options, Stream
 from studies.how_far import around
+from studies.streams import Measure, Options, Stream
 
 ROWS: dict[str, Options] = {
     "split": ("method=muon",),

@@ -15,8 +15,9 @@ from omegaconf import OmegaConf
 
 from analysis.estimates import mean
 from fire_core.tools.output import keep_output
-from studies.driver import ROOT, Row, logged, read_csv, write_derived
+from studies.driver import ROOT
 from studies.muon_split import ROWS, STREAMS
+from studies.tables import Row, logged, read_csv, write_derived
 
 FOLDER = ROOT / "docs" / "studies" / "muon_split"
 STREAM = STREAMS["gpt"]

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from analysis.estimates import Estimate, mean, widened_tail
 from fire_core.tools.output import keep_output
-from studies.driver import Measure, Row, Stream, Study, has_diverged, read_csv, write_derived
+from studies.driver import Study
+from studies.streams import Measure, Stream
+from studies.tables import Row, has_diverged, read_csv, write_derived
 from studies.verdict import Comparison, judge, shows_loss, smallest_that_matters
 
 WORST_ACCURACY = 0.0  # of a run that diverged

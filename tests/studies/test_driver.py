@@ -13,8 +13,9 @@ import pytest
 from harness.config import groups
 from harness.program.by_name import program_of
 from studies import driver, how_far, muon_split
-from studies.driver import STEP, Key, Measure, Point, Stream, Study, Table, next_rate, power_of, read_csv, write_csv
-from studies.verdict import power
+from studies.driver import Study
+from studies.streams import STEP, Measure, Stream
+from studies.tables import Key, Table, read_csv, write_csv
 from tests.zygote import Zygote
 
 TINY = Stream(
@@ -139,13 +140,6 @@ def test_choices_and_power_stay_as_they_were_when_the_report_began(
     assert [path.read_bytes() for path in frozen] == marked
 
 
-def test_a_search_goes_on_at_the_edge_of_the_best_coefficients_alone() -> None:
-    points = [Point(rate, options) for options in (("a=1",), ("a=2",)) for rate in (0.1, 0.14)]
-    assert next_rate(points, Point(0.14, ("a=2",))) == [Point(0.196, ("a=2",))]
-    assert next_rate(points, Point(0.1, ("a=1",))) == [Point(0.0714, ("a=1",))]
-    assert next_rate([*points, Point(0.0714, ("a=1",))], Point(0.1, ("a=1",))) == []
-
-
 def test_rows_of_a_seed_stay_on_one_kind_of_cpu(tmp_path: Path) -> None:
     keys = [Key("", row, "", "full", 201) for row in ("base", "fire")]
     table = Table(tmp_path / "table.csv", "")
@@ -155,16 +149,6 @@ def test_rows_of_a_seed_stay_on_one_kind_of_cpu(tmp_path: Path) -> None:
     assert not driver.begun_elsewhere(table, keys[:1], "this"), "a whole seed stays"
     table.drop(keys)
     assert not table.lines
-
-
-def test_tasks_of_a_run_without_a_line_are_forgotten(tmp_path: Path) -> None:
-    """A kill between the two files leaves the tasks of a run that has no line yet, which then runs again."""
-    ended, killed = (Key("", row, "", "full", 201) for row in ("base", "fire"))
-    write_csv(tmp_path / "table.csv", [vars(ended)])
-    write_csv(tmp_path / "table.tasks.csv", [vars(key) | {"task": 0} for key in (ended, killed)])
-    table = Table(tmp_path / "table.csv", "", tasks=True)
-    assert table.tasks is not None
-    assert table.tasks.keys() == {ended}
 
 
 def test_runs_of_another_kind_of_cpu_are_not_taken_for_this_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,28 +161,6 @@ def test_runs_of_another_kind_of_cpu_are_not_taken_for_this_one_s(monkeypatch: p
             if "paths.runs" in option
         }
     assert folders == {f"paths.runs=runs/studies/how_far/{cpu}" for cpu in ("Intel_R_Xeon_R_Processor", "AMD_EPYC")}
-
-
-def test_a_row_of_which_every_run_diverged_ends_the_search(tmp_path: Path) -> None:
-    table = Table(tmp_path / "table.csv", "")
-    for seed in driver.SEARCH_SEEDS:
-        table.lines[Key("", "base", "lr=0.001", "prefix", seed)] = {"diverged": True}
-    with pytest.raises(SystemExit, match="every run of the search of base diverged"):
-        driver.best_point(TINY, table, "", "base", [Point(1e-3)], "prefix")
-
-
-def test_each_comparison_has_the_power_of_its_own_seeds() -> None:
-    wide = replace(
-        TINY,
-        seeds=dict.fromkeys(("fire", "base"), range(60)) | {"*": range(10)},
-        family=[("fire", "base"), ("fire", "fresh")],
-    )
-    numbers = power_of(wide, smallest=0.01, spread=0.02)
-    assert numbers["comparisons"] == 2
-    assert [(pair["rival"], pair["seeds"]) for pair in numbers["pairs"]] == [("base", 60), ("fresh", 10)]
-    assert [pair["power"] for pair in numbers["pairs"]] == [power(0.02, 0.02, seeds, 2) for seeds in (60, 10)]
-    assert [pair["descriptive"] for pair in numbers["pairs"]] == [False, True]
-    assert all(pair["descriptive"] for pair in power_of(wide, smallest=-0.01, spread=0.001)["pairs"]), "no loss"
 
 
 def test_confirmed_rows_are_chosen_at_full_length_among_the_winner_and_its_neighbours(

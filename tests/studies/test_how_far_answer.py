@@ -2,8 +2,8 @@
 
 import pytest
 
-from studies.driver import Row
 from studies.how_far_answer import answer, joint_outcome
+from studies.tables import Row
 from studies.verdict import Outcome
 
 STREAMS = ("labels", "cartpole", "permuted_fashion", "pendulum", "labels_fashion")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from studies import muon_split_figure
-from studies.driver import read_csv
+from studies.tables import read_csv
 
 
 def write_run(folder: Path, seed: int, split: bool, loss: float) -> None:

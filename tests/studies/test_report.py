@@ -9,8 +9,11 @@ import pytest
 
 from analysis.estimates import mean
 from studies import how_far_answer, how_far_figure, report
-from studies.driver import Measure, Study, power_of, read_csv, write_csv
+from studies.driver import Study
 from studies.report import Result, outcomes_of, results_of
+from studies.search import power_of
+from studies.streams import Measure
+from studies.tables import read_csv, write_csv
 from tests.studies.test_driver import TINY
 
 STREAM = replace(
