@@ -41,7 +41,7 @@ def matrices_of(entry: Entry, tensor: Tensor) -> Tensor:
     if entry.kind == "conv":
         return torch.unflatten(tensor[entry.where], 0, (entry.groups, -1)).flatten(2).clone()
     if entry.kind == "conv_transpose":
-        return torch.unflatten(tensor, 0, (entry.groups, -1)).transpose(1, 2).flatten(2).clone()
+        return torch.unflatten(tensor[:, entry.where], 0, (entry.groups, -1)).transpose(1, 2).flatten(2).clone()
     return entry.view(tensor).reshape(-1, *entry.shape).clone(memory_format=torch.contiguous_format)
 
 
@@ -50,7 +50,8 @@ def write_matrices(entry: Entry, tensor: Tensor, values: Tensor) -> None:
     if entry.kind == "conv":
         tensor[entry.where] = values.reshape(-1, *tensor.shape[1:])
     elif entry.kind == "conv_transpose":
-        shape = (entry.groups, tensor.shape[1], tensor.shape[0] // entry.groups, *tensor.shape[2:])
-        tensor.copy_(values.reshape(shape).transpose(1, 2).reshape(tensor.shape))
+        shape = (entry.groups, -1, tensor.shape[0] // entry.groups, *tensor.shape[2:])
+        by_input = values.reshape(shape).transpose(1, 2)
+        tensor[:, entry.where] = by_input.reshape(tensor.shape[0], -1, *tensor.shape[2:])
     else:
         entry.write_(tensor, values)

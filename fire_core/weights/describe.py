@@ -205,7 +205,7 @@ class Reader:
             return (seen if seen is not None and products is not None and _contradicts(products, known) else known), ""
         if use.is_raw:
             return seen, doubt or (self._doubt_of_fused_class(use) if seen is None else "")
-        if entry.role not in LAYERS or entry.kind == "conv_transpose":
+        if entry.role not in LAYERS:
             return None, doubt
         # Where the source is sure of a cut, a pass that shows one block has not reached it.
         needs_several = bool(line) and code is not None and code.is_sure
@@ -514,8 +514,8 @@ def _check_declared(entry: Entry, use: Use, cut: bool, flipped: bool) -> None:
         raise ValueError(f"{'blocks' if cut else 'transposed'}: cannot cut {entry.name}: {entry.reason}")
     if flipped and isinstance(use.owner, _ConvNd) and entry.kind != "vector":
         raise ValueError(f"transposed: {entry.name} is a convolution's; its layout is known")
-    if cut and (entry.kind == "conv_transpose" or (isinstance(use.owner, _ConvNd) and use.owner.groups > 1)):
-        raise ValueError(f"blocks: {entry.name} is a grouped or transposed convolution's and cannot be cut in rows")
+    if cut and isinstance(use.owner, _ConvNd) and use.owner.groups > 1:
+        raise ValueError(f"blocks: {entry.name} is a grouped convolution's and cannot be cut in rows")
 
 
 def doubt_by_name(use: Use, rows: int) -> str:

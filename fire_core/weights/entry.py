@@ -95,8 +95,8 @@ class Entry:
     @property
     def row_dim(self) -> int:
         """Return the dimension of the stored tensor that `rows` counts along."""
-        if self.kind == "conv":
-            return 0
+        if self.kind.startswith("conv"):
+            return 1 if self.kind == "conv_transpose" else 0
         last = self.parameter.ndim - 1
         return last if self.transposed or self.kind == "vector" else last - 1
 
@@ -105,7 +105,7 @@ class Entry:
         """Return the number of rows of the whole parameter's matrix, or the length of a bias."""
         if self.parameter.ndim == 0:
             return 1
-        return self.parameter.shape[1 if self.kind == "conv_transpose" else self.row_dim]
+        return self.parameter.shape[self.row_dim]
 
     @cached_property
     def where(self) -> slice | Tensor:

@@ -333,15 +333,18 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     arguments = copy.deepcopy((args, kwargs), twins)  # a pass may write to its input
     with eager, restored_generators(weights), torch.inference_mode(False), torch.enable_grad(), watch:
         clone(*arguments[0], **arguments[1])
-    convs = {id(m.weight) for m in clone.modules() if isinstance(m, _ConvNd)}
+    # The dimensions of a convolution's weight that its outputs are along.
+    row_dims = {id(m.weight): int(m.transposed) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts, products = {}, {}
     for original, weight in zip(chosen, weights, strict=True):
         parts = [*watch.parts[id(weight)].values()]
         is_together = id(weight) in watch.together and not watch.seen[id(weight)]
         # Parts of which each holds all rows are no parts of the rows: they lie along another axis.
-        is_together |= bool(parts) and not watch.seen[id(weight)] and all(bool(mask.any(1).all()) for mask in parts)
-        single = Cut((("", len(weight)),)) if is_together else None
-        dims = (0,) if id(weight) in convs else (-2, -1)
+        row_dim = row_dims.get(id(weight), 0)
+        hold_all_rows = [bool(mask.movedim(row_dim, 0).any(1).all()) for mask in parts]
+        is_together |= bool(parts) and not watch.seen[id(weight)] and all(hold_all_rows)
+        single = Cut((("", weight.shape[row_dim]),)) if is_together else None
+        dims = (row_dim,) if id(weight) in row_dims else (-2, -1)
         cuts[id(original)] = _cut(watch.seen[id(weight)], parts, dims, single)
         products[id(original)] = _cut(watch.seen[id(weight)], [], dims, single)
     pairs = [(id(original), id(weight)) for original, weight in zip(chosen, weights, strict=True)]

@@ -568,9 +568,9 @@ class SourceReader:
     ) -> None:
         """Record which parts of another layer's output a module with layers of its own takes from its input.
 
-        Only outputs of a single layer are followed, to which nothing was added, and not the first argument: that is
-        mostly the stream that all layers before the module have made together, which belongs to none of them. The
-        others are shifts, scales, gates and the like.
+        Only outputs of a single layer are followed, to which nothing was added, alone or in a list or mapping, and not
+        the first argument: that is mostly the stream that all layers before the module have made together, which
+        belongs to none of them. The others are shifts, scales, gates and the like.
 
         Args:
             call: reads the module's forward pass.
@@ -579,7 +579,7 @@ class SourceReader:
             kwargs: its arguments by name.
         """
         seen = [
-            value if position > 0 and is_of_one_layer(value) else self._from_outside(value)
+            self._seen_inside(value) if position > 0 else self._from_outside(value)
             for position, value in enumerate((*args, *kwargs.values()))
         ]
         args, kwargs = seen[: len(args)], dict(zip(kwargs, seen[len(args) :], strict=True))
@@ -625,6 +625,14 @@ class SourceReader:
             for key, use in of_hook.items():
                 if use.overwritten:
                     self.use_of(key).overwritten = use.overwritten
+
+    def _seen_inside(self, value: Any) -> Any:
+        """Return an argument of a module as `_read_cuts_inside` follows it: with outputs of single layers alone."""
+        if type(value) in (tuple, list):
+            return type(value)(map(self._seen_inside, value))
+        if type(value) is dict:
+            return {key: self._seen_inside(item) for key, item in value.items()}
+        return value if is_of_one_layer(value) else self._from_outside(value)
 
     def _from_outside(self, value: Any) -> Any:
         """Return what a module with layers of its own sees of a value that other layers made."""

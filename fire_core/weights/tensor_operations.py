@@ -106,8 +106,11 @@ class TensorOperations:
             return self._packed(*args[:2]) if name == "pack" else self._unpacked(*args[:3])
         if isinstance(first, Weight) and not flows_in(arguments) and name not in PRODUCTS:
             return self._weight_operation(name, first, args[1:], kwargs, node)
-        if name == "einsum" and len(args) == 2 and isinstance(args[1], Flow) and isinstance(first, str):
-            return viewed("rearrange", args[1], (spelled_out(first),), {}, None)  # its axes in another order
+        if name == "einsum" and len(args) == 2:  # of one tensor, whose axes it puts into another order
+            if isinstance(first, str) and isinstance(args[1], Flow):
+                return viewed("rearrange", args[1], (spelled_out(first),), {}, None)
+            if isinstance(first, Flow) and isinstance(args[1], str):  # einops' einsum, with the pattern behind
+                return viewed("rearrange", first, (args[1],), {}, None)
         if name in PRODUCTS:
             groups = kwargs.get("groups", args[6] if len(args) > 6 else 1)
             is_grouped = name in ("conv1d", "conv2d", "conv3d") and groups != 1
@@ -392,7 +395,7 @@ class TensorOperations:
             return flow
         if name == "select":
             index = args[1] if len(args) > 1 else kwargs.get("index")
-            return self._select_at(flow, axis, index, node)
+            return self._select_at(flow, axis, index, node, dim)
         if name == "index_select":
             index = args[1] if len(args) > 1 else kwargs.get("index")
             return self.reader.take_part(flow, axis, ("index", self.reader.number(index)), "slice", node, self.context)
@@ -558,6 +561,11 @@ class TensorOperations:
             if isinstance(item, slice):
                 flow = self._slice(flow, axis, item, written, node, dim)
                 at += 1
+            elif _says_which(item) and self._is_of_features(flow, axis, dim):
+                key = ("index", self.reader.number(item))
+                flow = self.reader.take_part(flow, -1, key, "slice", node, self.context)
+                flow = flow if isinstance(item, list) else altered(flow, axes=None)  # a buffer may have several axes
+                at += 1
             elif isinstance(item, (Flow, Unknown, Size, list, tuple)):
                 at += isinstance(item, (Flow, list, tuple))  # an index along this axis: what it takes is not known
                 if isinstance(item, Unknown) and axis is not None and axis + 1 < len(flow.axes or ()):
@@ -566,8 +574,16 @@ class TensorOperations:
                 elif not isinstance(item, (list, tuple)):
                     flow = without_axis(flow, axis)
             else:
-                flow = self._select_at(flow, axis, item, node)
+                flow = self._select_at(flow, axis, item, node, dim)
         return flow
+
+    def _is_of_features(self, flow: Flow, axis: int | None, dim: int) -> bool:
+        """Return whether an axis, which is number `dim` in the code, is the last one and holds all features."""
+        if flow.axes is None or flow.axes[-1] != FEATURES:
+            return False
+        if axis is None:  # of a linear layer's output: the first two axes are batch and positions, as far as is known
+            return flow.is_open and len(flow.axes) == 1 and dim > 1
+        return axis == len(flow.axes) - 1
 
     def select(self, flow: Flow, axis: int, index: Any, node: ast.AST) -> Flow:
         """Return one place along an axis, which is gone then."""
@@ -582,10 +598,25 @@ class TensorOperations:
             taken = self.reader.take_part(flow, at, ("at", index), "index", node, self.context)
         return altered(taken, axes=(*flow.axes[:at], *flow.axes[at + 1 :]))
 
-    def _select_at(self, flow: Flow, axis: int | None, item: Any, node: ast.AST) -> Flow:
-        """Return one place along an axis that may not be known."""
-        if axis is None or flow.axes is None:
-            return flow if axis is None and flow.is_open and flow.axes is not None else altered(flow, axes=None)
+    def _select_at(self, flow: Flow, axis: int | None, item: Any, node: ast.AST, dim: int) -> Flow:
+        """Return one place along an axis that may not be known.
+
+        Args:
+            flow: the tensor.
+            axis: index of the axis in `flow.axes`; None: not known.
+            item: which place.
+            node: the syntax node.
+            dim: the number of the axis in the code.
+        """
+        if flow.axes is None:
+            return altered(flow, axes=None)
+        if axis is None and flow.is_open:
+            if dim > 0 and flow.axes.count(SHARE) > 1 and isinstance(item, int):  # perhaps one of the groups of a view
+                key = ("at", dim, item)
+                return self.reader.take_part(flow, None, key, "index", node, self.context, or_unknown=True)
+            return flow
+        if axis is None:
+            return altered(flow, axes=None)
         return self.select(flow, axis if not flow.is_open else axis - len(flow.axes), item, node)
 
     def _slice(self, flow: Flow, axis: int | None, item: slice, written: ast.expr, node: ast.AST, dim: int) -> Flow:
@@ -623,8 +654,20 @@ class TensorOperations:
         return Size(index if isinstance(index, int) and index >= 0 else None)
 
 
+def _says_which(item: Any) -> bool:
+    """Return whether an index holds the numbers of its places: a list, or a buffer of the module."""
+    is_list = isinstance(item, list) and all(isinstance(place, int) for place in item)
+    return is_list or (isinstance(item, Unknown) and item.is_constant)
+
+
 def spelled_out(equation: str) -> str:
-    """Return an equation of `einsum` as a pattern of einops, with spaces between the axes."""
+    """Return an equation of `einsum` as a pattern of einops, with spaces between the axes.
+
+    Without an arrow the result has the axes that occur once, in the order of the alphabet.
+    """
+    if "->" not in equation:
+        letters = sorted(letter for letter in equation if letter.isalpha() and equation.count(letter) == 1)
+        equation += "->" + "..." * ("..." in equation) + "".join(letters)
     sides = [" ".join(side.replace(" ", "").replace("...", "@")) for side in equation.split("->")]
     return " -> ".join(sides).replace("@", "...")
 

@@ -273,8 +273,8 @@ def test_moments_of_interleaved_rows_are_reset_with_them():
 @pytest.mark.parametrize(
     ("layer", "options", "message"),
     [
-        (nn.Conv2d(8, 8, 1, groups=2), {"blocks": {"0.weight": (4, 4)}}, "grouped or transposed convolution"),
-        (nn.ConvTranspose2d(8, 8, 1), {"blocks": {"0.weight": (4, 4)}}, "grouped or transposed convolution"),
+        (nn.Conv2d(8, 8, 1, groups=2), {"blocks": {"0.weight": (4, 4)}}, "grouped convolution"),
+        (nn.ConvTranspose2d(8, 8, 1, groups=2), {"blocks": {"0.weight": (2, 2)}}, "grouped convolution"),
         (nn.Conv2d(8, 8, 1), {"transposed": ["0.weight"]}, "is a convolution's"),
         (nn.Linear(4, 6), {"blocks": {"0.weight": (3, 4)}}, r"\(3, 4\) add up to 7, not to its 6 rows"),
         (nn.Linear(4, 6), {"blocks": {"0.weight": {"q": 1, "k": 1, "repeats": 2}}}, "2 times, add up to 4"),

@@ -1,6 +1,7 @@
 """Ways on which a layer's output reaches the place where it is cut, and ways on which a layer is reached: in each the
 parts are matrices of their own, or the weight is kept and named; and what only looks like a cut is one matrix."""
 
+import copy
 import functools
 import itertools
 import operator
@@ -8,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import einops
 import pytest
 import torch
 from einops import pack, unpack
@@ -15,7 +17,7 @@ from einops.layers.torch import Rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fire_core import fire_, matrices, muon_groups
+from fire_core import SplitMuon, fire_, matrices, muon_groups, resolve
 from fire_core.weights import source
 
 D = 8
@@ -36,6 +38,10 @@ class Gated(nn.Module):
         super().__init__()
         self.first, self.mix, self.last = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, 4)
         self.blocks = nn.ModuleList([self.mix])
+        self.unflatten = nn.Unflatten(-1, (2, D))
+        self.register_buffer("even_rows", torch.arange(0, 2 * D, 2), persistent=False)
+        self.register_buffer("odd_rows", torch.arange(1, 2 * D, 2), persistent=False)
+        self.register_buffer("order", torch.randperm(2 * D), persistent=False)
         self.body, self.kind = body, "relu"
 
     def forward(self, x: Tensor) -> Any:
@@ -384,6 +390,53 @@ def by_strides(s: Any, x: Tensor) -> Any:
     return s.last(a * b.sigmoid())
 
 
+@cut
+def by_a_layer_that_the_model_holds(s: Any, x: Tensor) -> Any:
+    parts = s.unflatten(s.mix(x))
+    return s.last(parts[:, :, 0] * parts[:, :, 1].sigmoid())
+
+
+@cut
+def at_an_axis_counted_from_the_front(s: Any, x: Tensor) -> Any:
+    parts = s.mix(x).view(*x.shape[:-1], 2, D)
+    return s.last(parts[:, :, 0] * parts[:, :, 1].sigmoid())
+
+
+@cut
+def by_einsum_in_alphabetical_order(s: Any, x: Tensor) -> Any:
+    a, b = torch.einsum("zyx", s.mix(x)).chunk(2, 0)  # without an arrow the last axis, x, comes first
+    return s.last((a * b.sigmoid()).permute(2, 1, 0))
+
+
+@cut
+def by_einops_einsum(s: Any, x: Tensor) -> Any:
+    a, b = einops.einsum(s.mix(x), "b n d -> b d n").chunk(2, 1)
+    return s.last((a * b.sigmoid()).mT)
+
+
+@cut
+def by_lists_of_rows(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    return s.last(h[..., [*range(D)]] * h[..., [*range(D, 2 * D)]].sigmoid())
+
+
+@whole
+def in_an_order_that_a_buffer_holds(s: Any, x: Tensor) -> Any:
+    return s.mix(x)[..., s.order].relu()
+
+
+@whole
+def positions_that_a_buffer_holds(s: Any, x: Tensor) -> Any:
+    h = s.mix(x)
+    return h[:, s.even_rows[:2]] * h[:, s.odd_rows[:2]].sigmoid()
+
+
+@whole
+def positions_of_a_view_into_heads(s: Any, x: Tensor) -> Any:
+    heads = s.mix(x).view(*x.shape[:-1], 2, D)
+    return heads[:, 0].mean() + heads[:, 1:].relu().sum()
+
+
 @whole
 def packed_positions(s: Any, x: Tensor) -> Any:
     packed, _ = pack([s.mix(x)], "b * d")
@@ -431,6 +484,87 @@ def test_what_is_not_cut_along_its_features_is_one_matrix(name: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------- whole networks
+@pytest.mark.parametrize("axis", ["last", "third"])
+def test_rows_that_two_buffers_name_are_a_matrix_each(axis: str) -> None:
+    def gate(s: Any, x: Tensor) -> Any:
+        h = s.mix(x)
+        a, b = (
+            (h[..., s.even_rows], h[..., s.odd_rows]) if axis == "last" else (h[:, :, s.even_rows], h[:, :, s.odd_rows])
+        )
+        return s.last(a * b.sigmoid())
+
+    model = Gated(gate)
+    fire_(model, solver="exact")
+    weight = model.mix.weight.detach().double()
+    for rows in (weight[::2], weight[1::2]):
+        assert torch.allclose(torch.linalg.svdvals(rows), torch.ones(D, dtype=torch.float64), atol=1e-5)
+
+
+class Upsampling(nn.Module):
+    """A transposed convolution, stored (inputs, outputs, ...), whose outputs are a value and its gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, D, 1)
+        self.up, self.last = nn.ConvTranspose2d(D, 2 * D, 2, stride=2), nn.Conv2d(D, D, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.up(self.first(x)).chunk(2, 1)
+        return self.last(a * b.sigmoid())
+
+
+class Halving(nn.Module):
+    """The same network with a layer for each half."""
+
+    def __init__(self, other: Upsampling) -> None:
+        super().__init__()
+        self.first = copy.deepcopy(other.first)
+        self.upper, self.lower = (nn.ConvTranspose2d(D, D, 2, stride=2) for _ in range(2))
+        self.last = copy.deepcopy(other.last)
+        with torch.no_grad():
+            for layer, rows in ((self.upper, slice(0, D)), (self.lower, slice(D, None))):
+                layer.weight.copy_(other.up.weight[:, rows])
+                layer.bias.copy_(other.up.bias[rows])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(self.upper(x) * self.lower(x).sigmoid())
+
+
+@pytest.mark.parametrize("options", [{}, {"example": torch.randn(1, 3, 3, 3)}, {"blocks": {"up.weight": (D, D)}}])
+def test_halves_of_a_transposed_convolution_are_as_two_layers(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = Upsampling()
+    apart = Halving(model)
+    fire_(model, solver="exact", **options)
+    fire_(apart, solver="exact")
+    assert torch.equal(model.up.weight, torch.cat([apart.upper.weight, apart.lower.weight], 1))
+
+
+def test_muon_trains_halves_of_a_transposed_convolution_as_two_layers() -> None:
+    torch.manual_seed(0)
+    model = Upsampling()
+    apart, x = Halving(model), torch.randn(2, 3, 3, 3)
+    for network in (model, apart):
+        muon = SplitMuon(muon_groups(network)[0], lr=0.02)
+        for _ in range(2):
+            network.zero_grad()
+            network(x).square().mean().backward()
+            muon.step()
+    assert torch.allclose(model.up.weight, torch.cat([apart.upper.weight, apart.lower.weight], 1), atol=1e-6)
+
+
+def test_the_state_of_one_half_of_a_transposed_convolution_is_reset_alone() -> None:
+    model = Upsampling()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(2, 3, 3, 3)).square().mean().backward()
+    optimizer.step()
+    fire_(model, layout=[entry for entry in resolve(model) if entry.block == "up"], optimizer=optimizer)
+    moment = optimizer.state[model.up.weight]["exp_avg_sq"]
+    assert not moment[:, :D].any()
+    assert moment[:, D:].all()
+
+
 class Restoring(nn.Module):
     """Channels are filtered by a depthwise convolution before they are cut, as in networks that restore images."""
 
