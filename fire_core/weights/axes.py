@@ -80,7 +80,7 @@ def with_features_at(flow: Flow, dim: int) -> Flow:
 
 def with_unknown_axes(flow: Flow) -> Flow:
     """Return a flow whose axes are no longer known."""
-    return altered(flow, axes=None)
+    return altered(flow, axes=None, side_by_side=None)
 
 
 def tensor_of_unknown_axes(value: Any) -> Any:
@@ -100,6 +100,8 @@ def viewed(name: str, flow: Flow, args: Sequence[Any], kwargs: Mapping[str, Any]
     """
     if flow.is_stacked and name in MERGING_VIEWS:
         flow = altered(flow, notes=frozenset(), is_stacked=False)
+    if flow.side_by_side:
+        flow = altered(flow, side_by_side=None)
     if flow.axes is None:
         return flow
     match name:

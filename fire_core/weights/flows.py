@@ -39,6 +39,19 @@ Notes = frozenset[Note]
 
 
 @dataclass(frozen=True)
+class SideBySide:
+    """Whole outputs of layers that were joined along their features.
+
+    Attributes:
+        dim: the dimension along which they lie, as the code counts it.
+        outputs: (`id` of the weight, number of features) of each, in order.
+    """
+
+    dim: int
+    outputs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Flow:
     """A tensor that carries outputs of layers.
 
@@ -50,6 +63,7 @@ class Flow:
         calls: (weight, number of the output that was cut) of its parts.
         is_stacked: whether parts are side by side along a new axis, so that a view would put them together again.
         is_joined: whether other tensors stand beside the layer's output in it.
+        side_by_side: which outputs it consists of, if it is nothing but whole outputs of layers that were joined.
         steps: the names of the functions of each number by itself that it went through since the layer.
         number: a number that equal expressions share; 0 if it has none yet.
     """
@@ -61,6 +75,7 @@ class Flow:
     calls: frozenset[tuple[int, int]] = frozenset()
     is_stacked: bool = False
     is_joined: bool = False
+    side_by_side: SideBySide | None = None
     steps: frozenset[str] = frozenset()
     number: int = field(default=0, compare=False)
 

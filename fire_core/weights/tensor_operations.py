@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from fire_core.weights.flows import (
     Rest,
     SameParts,
     Shape,
+    SideBySide,
     Size,
     UnboundParts,
     Unknown,
@@ -294,7 +296,18 @@ class TensorOperations:
             or any(not flows_in(piece) for piece in pieces if not isinstance(piece, Rest))
         )
         axes = flow.axes if len(origins) == 1 and name != "stack" else None
-        return altered(joined, axes=axes, is_joined=is_joined)
+        whole = self._whole_outputs(pieces) if is_along and name != "stack" and len(origins) > 1 else ()
+        return altered(joined, axes=axes, is_joined=is_joined, side_by_side=SideBySide(dim, whole) if whole else None)
+
+    def _whole_outputs(self, pieces: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+        """Return (`id` of the weight, number of features) of each of some tensors; () if not all are whole outputs."""
+        whole = []
+        for piece in pieces:
+            key, part = next(iter(piece.origins)) if isinstance(piece, Flow) and len(piece.origins) == 1 else (0, ())
+            if part or piece.is_joined or FEATURES not in (piece.axes or ()) or key not in self.reader.rows:
+                return ()
+            whole.append((key, self.reader.rows[key]))
+        return tuple(whole)
 
     def _packed(self, tensors: Any, pattern: Any = None) -> Any:
         """Return what einops' `pack` gives: tensors side by side, with some axes made one, and the axes' lengths."""
@@ -348,6 +361,13 @@ class TensorOperations:
             sections = args[0] if args else next((kwargs[k] for k in SECTIONS if k in kwargs), None)
             dim = plain.get(name, kwargs.get("dim", args[1] if len(args) > 1 else 0))
         axis = axis_index(flow, dim) if isinstance(dim, int) else None
+        if flow.side_by_side is not None and flow.side_by_side.dim == dim and name != "unbind":
+            outputs = flow.side_by_side.outputs
+            sizes = sizes_of_sections(name, sections, sum(rows for _, rows in outputs))
+            ends = itertools.accumulate(sizes)
+            if sizes:
+                bounds = [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+                return [self._taken_of_joined(flow, outputs, start, stop, node) for start, stop in bounds]
         if axis is not None and flow.axes is not None and flow.axes[axis] == FEATURES and name != "unbind":
             self._note_sections(flow, name, sections, span_of(node, self.context))
         if axis is None and self.reader.follows_givers:  # perhaps positions of a memory, or the batch
@@ -379,17 +399,44 @@ class TensorOperations:
         rows = self.reader.rows.get(key, 0)
         if part or not rows:
             return
-        heights: list[int] = []
-        if isinstance(sections, (tuple, list)) and all_ints(sections) and not name.endswith("tensor_split"):
-            heights = list(sections)
-        elif isinstance(sections, int) and 0 < sections <= rows and rows % sections == 0:
-            is_count = name.endswith(("chunk", "tensor_split"))
-            heights = [rows // sections] * sections if is_count else [sections] * (rows // sections)
-        self.reader.use_of(key).state_sections(where, tuple(heights) if sum(heights) == rows else ())
+        self.reader.use_of(key).state_sections(where, sizes_of_sections(name, sections, rows))
 
-    def _narrow(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Flow:
+    def _taken_of_joined(
+        self, flow: Flow, outputs: Sequence[tuple[int, int]], start: int, stop: int, node: ast.AST
+    ) -> Any:
+        """Return the features from `start` to `stop` of whole outputs of layers that were joined.
+
+        An output that lies between the bounds as a whole is not cut; of another one a part is taken.
+
+        Args:
+            flow: the outputs as one tensor.
+            outputs: (`id` of the weight, number of features) of each.
+            start: the first feature.
+            stop: the feature behind the last one.
+            node: the syntax node of the cut.
+        """
+        where, begin, taken = span_of(node, self.context), 0, []
+        for key, rows in outputs:
+            output = Flow(frozenset({(key, ())}), notes=flow.notes, steps=flow.steps)
+            end = begin + rows
+            if start <= begin and end <= stop:
+                taken.append(altered(output, axes=None))
+            elif begin < stop and start < end:
+                which = (max(start, begin) - begin, min(stop, end) - begin)
+                part = self.reader.take_part(output, 0, which, where, node, self.context)
+                taken.append(altered(part, axes=None))
+            begin = end
+        return replace(merged(taken), is_joined=len(taken) > 1) if taken else Unknown()
+
+    def _narrow(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return the result of `narrow`, `select` or a similar function: one part along an axis."""
         dim = kwargs.get("dim", args[0] if args else 0)
+        if (joined := flow.side_by_side) is not None and joined.dim == dim:
+            given = dict(zip(("dim", "start", "length"), args, strict=False)) | kwargs
+            start, length = given.get("start"), given.get("length")
+            if name in ("narrow", "narrow_copy") and isinstance(start, int) and isinstance(length, int):
+                return self._taken_of_joined(flow, joined.outputs, start, start + length, node)
+            flow = altered(flow, side_by_side=None)
         axis = axis_index(flow, dim) if isinstance(dim, int) else None
         if axis is None or flow.axes is None:
             return flow
@@ -538,10 +585,14 @@ class TensorOperations:
 
     # ------------------------------------------------------------------------------------------------- parts of tensors
 
-    def index(self, flow: Flow, index: Any, node: ast.Subscript) -> Flow:
+    def index(self, flow: Flow, index: Any, node: ast.Subscript) -> Any:
         """Return `flow[index]`; slices along the feature axis are parts."""
         items = list(index) if isinstance(index, tuple) else [index]
         nodes = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        if flow.side_by_side is not None and not all(item is Ellipsis or item == slice(None) for item in items):
+            if (bounds := bounds_along(items, flow.side_by_side)) is not None:
+                return self._taken_of_joined(flow, flow.side_by_side.outputs, *bounds, node)
+            flow = altered(flow, side_by_side=None)
         if flow.axes is None:
             if len(items) == 2 and items[0] is Ellipsis and isinstance(items[1], slice) and items[1] != slice(None):
                 key = slice_key(items[1], nodes[-1])
@@ -652,6 +703,44 @@ class TensorOperations:
             if is_last and len(keys := {key for key, part in shape.tensor.origins if not part}) == 1:
                 return self.reader.rows.get(keys.pop(), Size())
         return Size(index if isinstance(index, int) and index >= 0 else None)
+
+
+def sizes_of_sections(name: str, sections: Any, length: int) -> tuple[int, ...]:
+    """Return the lengths of the parts into which a function cuts an axis of a known length; () if they are not known.
+
+    Args:
+        name: the function's name, such as `chunk`.
+        sections: the number of parts, the length of each, or their lengths.
+        length: the length of the axis.
+    """
+    sizes: tuple[int, ...] = ()
+    if isinstance(sections, (tuple, list)) and all_ints(sections) and not name.endswith("tensor_split"):
+        sizes = tuple(sections)
+    elif isinstance(sections, int) and 0 < sections <= length and length % sections == 0:
+        is_count = name.endswith(("chunk", "tensor_split"))
+        sizes = (length // sections,) * sections if is_count else (sections,) * (length // sections)
+    return sizes if sum(sizes) == length else ()
+
+
+def bounds_along(items: Sequence[Any], joined: SideBySide) -> tuple[int, int] | None:
+    """Return the bounds of an index along the features of joined outputs; None if it is not a slice of these alone.
+
+    Args:
+        items: the index, such as `[..., :n]` or `[:, n:]`.
+        joined: the outputs.
+    """
+    chosen = [at for at, item in enumerate(items) if item is not Ellipsis and item != slice(None)]
+    if len(chosen) != 1 or any(item is None for item in items):
+        return None
+    at, item = chosen[0], items[chosen[0]]
+    from_the_end = any(other is Ellipsis for other in items[:at])
+    if (at - len(items) if from_the_end else at) != joined.dim or not isinstance(item, slice):
+        return None
+    bounds = (item.start, item.stop, item.step)
+    if item.step not in (None, 1) or not all(isinstance(bound, int | None) for bound in bounds):
+        return None
+    start, stop, _ = item.indices(sum(rows for _, rows in joined.outputs))
+    return start, stop
 
 
 def _says_which(item: Any) -> bool:

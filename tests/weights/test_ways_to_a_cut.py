@@ -500,6 +500,51 @@ def test_rows_that_two_buffers_name_are_a_matrix_each(axis: str) -> None:
         assert torch.allclose(torch.linalg.svdvals(rows), torch.ones(D, dtype=torch.float64), atol=1e-5)
 
 
+class Joined(nn.Module):
+    """Outputs of two layers, d and 2 d features, are joined and cut into three; `divide` cuts."""
+
+    def __init__(self, divide: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.mix, self.last = nn.Linear(D, D), nn.Linear(D, 2 * D), nn.Linear(D, 4)
+        self.divide = divide
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.divide(torch.cat([self.first(x), self.mix(x)], -1))
+        return self.last(F.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda h: h.chunk(3, -1),
+        lambda h: h.split([D, D, D], dim=-1),
+        lambda h: h.relu().split(D, -1),
+        lambda h: (h[..., :D], h[..., D : 2 * D], h[..., -D:]),
+        lambda h: (h.narrow(-1, 0, D), h.narrow(-1, D, D), h.narrow(-1, start=2 * D, length=D)),
+    ],
+)
+def test_of_joined_outputs_only_the_one_that_is_cut_is_several(divide: Callable[[Tensor], Any]) -> None:
+    model = Joined(divide)
+    model(torch.randn(2, 5, D))
+    assert [rows for _, rows in blocks_of(model, "mix.weight")] == [(0, D), (D, 2 * D)]
+    assert [rows for _, rows in blocks_of(model, "first.weight")] == [None]
+
+
+@pytest.mark.parametrize(
+    "divide",
+    [
+        lambda h: (h[..., :D], h[..., D:].mean(-1, keepdim=True).expand(-1, -1, D), h[..., :D]),
+        lambda h: (h[:, :2, :D], h[:, 2:4, :D], h[:, 2:4, :D]),
+        lambda h: tuple(h.split([D, 2 * D], -1)[0] for _ in range(3)),
+    ],
+)
+def test_joined_outputs_that_are_cut_between_them_are_one_matrix_each(divide: Callable[[Tensor], Any]) -> None:
+    model = Joined(divide)
+    model(torch.randn(2, 5, D))
+    for name in ("first", "mix"):
+        assert [rows for _, rows in blocks_of(model, f"{name}.weight")] == [None]
+
+
 class Upsampling(nn.Module):
     """A transposed convolution, stored (inputs, outputs, ...), whose outputs are a value and its gate."""
 
