@@ -26,7 +26,7 @@ from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.reinit.fire import fire_
 from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Report
-from fire_core.triggers.trigger import Firing, Trigger
+from fire_core.triggers.trigger import Firing, Metrics, Trigger
 from fire_core.weights.distributed import local
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
@@ -111,13 +111,22 @@ class ChangedWeight:
     new: Tensor
 
 
+class Never(Trigger):
+    """Takes the place of a trigger where the loop itself says when to act."""
+
+    name = "never"
+
+    def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
+        return None
+
+
 class Intervention:
-    """Lets a method act on a training loop's networks whenever a trigger fires.
+    """Lets a method act on a training loop's networks whenever a trigger fires, or the loop calls `act`.
 
     After the method has acted, master copies, averaged models and target networks get the new weights too.
 
     Args:
-        trigger: asked after each optimizer step, on every rank.
+        trigger: asked after each optimizer step, on every rank; None: the method acts where the loop calls `act` alone.
         method: any method that acts at a boundary; None calls `fire_` with `options`.
         copies: averaged or target models, which take over every weight that the method changes. With several networks
             they are copies of the first.
@@ -142,7 +151,7 @@ class Intervention:
 
     def __init__(
         self,
-        trigger: Trigger,
+        trigger: Trigger | None,
         method: Method | None = None,
         *,
         copies: Sequence[Copy] = (),
@@ -154,7 +163,7 @@ class Intervention:
         masters: Masters | None = None,
         **options: Any,
     ) -> None:
-        if not isinstance(trigger, Trigger):
+        if not isinstance(trigger, Trigger | None):
             raise TypeError(f"trigger must be one of fire_core.triggers, got {type(trigger).__name__}")
         if not isinstance(copies, Sequence):
             raise TypeError(f"copies={type(copies).__name__}: give a list, copies=[...]")
@@ -164,7 +173,7 @@ class Intervention:
             check_method(method, batches is not None and loss is not None)
             if not trainable_only:
                 refuse_methods_that_keep_frozen(method)
-        self.trigger, self.batches, self.loss, self.seed = trigger, batches, loss, seed
+        self.trigger, self.batches, self.loss, self.seed = trigger or Never(), batches, loss, seed
         self.own_copies, self.trainable_only, self.keep, self.masters = list(copies), trainable_only, keep, masters
         self.method = method or FireWith({"trainable_only": trainable_only, "masters": masters, **options})
         self.firings = 0
@@ -271,12 +280,29 @@ class Intervention:
             self._act(firing)
         return firing
 
+    def act(self, step: int) -> BoundaryReport:
+        """Let the method act now, after `step` optimizer steps, whatever the trigger says; the trigger is told of it.
+
+        Returns:
+            What the method did.
+
+        Raises:
+            RuntimeError: the step before has brought weights back to what they were before the last action.
+        """
+        self._check_that_changes_last()
+        self._act(Firing(step, "called", "called by the loop"))
+        self.trigger.acted(step)
+        assert self.report is not None, "`_act` sets it"
+        return self.report
+
     def _act(self, firing: Firing) -> None:
         """Let the method act, carry its changes over to master copies and copied models, and log the action."""
         begin = time.perf_counter()
         copied_modules = {name: module for name, module in self.net.modules.items() if self.copies[name]}
         weights_before = {name: _cloned(named_weights(module)) for name, module in copied_modules.items()}
-        digest = hashlib.sha256(f"{self.seed} {firing.step}".encode()).digest()
+        acts_at_this_step = sum(earlier.step == firing.step for earlier in self.fired)
+        of_act = f" {acts_at_this_step}" if acts_at_this_step else ""  # each act draws numbers of its own
+        digest = hashlib.sha256(f"{self.seed} {firing.step}{of_act}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))  # torch uses 32 bits of a seed
         context = Context(
             self.firings + 1, firing.step, generator, self.batches, self.loss, self.optimizers,

@@ -1,6 +1,7 @@
 """FIRE, or another method, in any torch loop: on the optimizer's own step hook. Also for accelerate and timm.
 
     hook = FireHook(optimizer, model, Every(1000), solver="exact", copies=[ema])
+    hook = FireHook(optimizer, model, method=ShrinkAndPerturb(coef=0.6, perturb=0.1))  # and `hook.act()` at a boundary
 
 Needs torch alone (2.9 or later).
 """
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.integrations.intervention import Intervention
+from fire_core.methods.protocol import BoundaryReport
 from fire_core.triggers.trigger import Trigger
 from fire_core.weights.optimizers import optimizers_of, with_inner
 
@@ -25,7 +27,7 @@ STATE_HOOKS = ("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_p
 
 
 class FireHook:
-    """Asks the trigger after each step of an optimizer, and acts where it fires.
+    """Asks the trigger after each step of an optimizer, and acts where it fires, or where the loop calls `act`.
 
     Its state goes into the optimizer's `state_dict()` and comes back with `load_state_dict`, so whatever saves the
     optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again. Several hooks
@@ -37,7 +39,8 @@ class FireHook:
         optimizer: one or several optimizers. The steps of the first one count; the state of the changed weights is
             reset in all.
         model: the model, bare or wrapped (DistributedDataParallel, compiled). On several ranks each has its own hook.
-        trigger: says when to act. For `Plateau` call `observe(loss=loss)` before each `optimizer.step()`.
+        trigger: says when to act. For `Plateau` call `observe(loss=loss)` before each `optimizer.step()`. None: the
+            method acts where the loop calls `act` alone.
         total_steps: steps of the run, where known: a trigger that cannot fire is then refused.
         log: called after each action, as in `log=lambda step, numbers: wandb.log(numbers, step)`.
         options: options of `Intervention` (`method`, `copies`, `keep`, ...) and of `fire_`.
@@ -51,7 +54,7 @@ class FireHook:
         self,
         optimizer: Optimizer | Sequence[Optimizer],
         model: nn.Module,
-        trigger: Trigger,
+        trigger: Trigger | None = None,
         *,
         total_steps: int | None = None,
         log: Callable[[int, dict[str, float]], None] | None = None,
@@ -70,6 +73,20 @@ class FireHook:
             stateful.register_state_dict_post_hook(self._save).remove,
             stateful.register_load_state_dict_pre_hook(self._load).remove,
         ]
+
+    def act(self) -> BoundaryReport:
+        """Let the method act now, between two steps of the optimizer, whatever the trigger says.
+
+        Call it where the data change, on every rank. It does what the hook does where the trigger fires: the state of
+        the changed weights is reset, and copies follow.
+
+        Returns:
+            The method's numbers, and of FIRE a report of each network.
+
+        Raises:
+            RuntimeError: the last step has brought weights back to what they were before the last action.
+        """
+        return self.intervention.act(self.step)
 
     def observe(self, **metrics: Tensor | float | None) -> None:
         """Give the trigger metrics of the coming step; tensors are not read unless a measurement is due."""

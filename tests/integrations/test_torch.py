@@ -161,6 +161,44 @@ def test_other_methods_leave_frozen_and_kept_weights_alone():
     assert (model[4].weight - before["4"]).abs().max() < 0.005, "one step of Adam"
 
 
+def test_a_loop_says_itself_when_another_method_acts():
+    """It draws as where a trigger fires at this step."""
+    ends = []
+    for trigger in (None, At(3)):
+        torch.manual_seed(0)
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters())
+        hook = FireHook(optimizer, model, trigger, method=ShrinkAndPerturb(coef=0.6, perturb=0.1), keep="4.*")
+        train(model, optimizer, 3)
+        if trigger is None:
+            hook.act()
+        assert set(optimizer.state) == set(model[4].parameters()), "its state is kept, the others' is gone"
+        assert [firing.step for firing in hook.intervention.fired] == [3]
+        ends.append([p.clone() for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_two_acts_at_one_step_draw_other_numbers():
+    model = network()
+    hook = FireHook(torch.optim.AdamW(model.parameters()), model, method=ShrinkAndPerturb(coef=0.6, perturb=0.1))
+    draws = []
+    for _ in range(2):
+        before = model[0].weight.clone()
+        hook.act()
+        draws.append(model[0].weight - 0.4 * before)
+    assert not torch.allclose(*draws)
+
+
+def test_a_trigger_is_told_of_an_act_of_the_loop():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    hook = FireHook(optimizer, model, Drift(1e9, every=1))
+    train(model, optimizer, 2)
+    hook.act()
+    train(model, optimizer, 1)
+    assert hook.intervention.trigger.acted_at == 2
+
+
 def test_dash_with_data():
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
