@@ -20,6 +20,9 @@ NEVER = 1_000_000_000  # frames, more than any episode has
 FRAMES_OF_AN_ACTION = 4  # for how many frames ALE's vector environment repeats an action
 
 
+TWO_PLAYERS = ("combat", "joust", "maze_craze", "warlords")  # ALE's emulator ends the process where it loads one
+
+
 class Atari(Emulator):
     """An emulator of `rl.dqn.episodes`: grey 84x84 frames, the maximum of the last two of each four (Nature DQN).
 
@@ -99,7 +102,7 @@ def find_game(name: str) -> str:
     """Return ALE's name of a game, whatever case and separators `name` has.
 
     Raises:
-        ConfigError: there is no such game; with similar names.
+        ConfigError: there is no such game, with similar names; or it is one for two players.
     """
     games = {"".join(filter(str.isalnum, rom)): rom for rom in roms.get_all_rom_ids()}
     key = "".join(filter(str.isalnum, name)).lower()
@@ -113,6 +116,8 @@ def find_game(name: str) -> str:
         similar = [games[k] for k in difflib.get_close_matches(key, games, 4, 0.5)]
         hint = f"near it: {', '.join(similar)}" if similar else f"for example asterix; ale-py knows {len(games)} games"
         raise ConfigError(f"env.game={name} is unknown; {hint}")
+    if games[key] in TWO_PLAYERS:
+        raise ConfigError(f"env.game={name} is a game for two players, which ALE does not play")
     return games[key]
 
 

@@ -93,6 +93,11 @@ class DmControl:
             self.env = suite.load(domain, name, environment_kwargs={"flat_observation": False}, **options)
         except ImportError:
             raise ConfigError(f'env=dmc env.task={task} needs dm_control: pip install -e ".[dmc]"') from None
+        except TypeError as error:
+            raise ConfigError(
+                f"env.options={options}: dm_control's suite.load does not take this ({first_line(error)}); it takes "
+                "task_kwargs, such as {task_kwargs:{time_limit:10}}"
+            ) from None
         except ValueError as error:
             raise ConfigError(f"env.task={task}: {first_line(error)}") from None
         action_spec = self.env.action_spec()

@@ -169,7 +169,7 @@ class Task(AgentTask):
     @property
     def steps_before_trigger(self) -> int:
         """Decisions before the first one with updates, which is the first that the trigger is asked about."""
-        return -(-self.config.random_steps // self.config.num_envs) * self.config.num_envs
+        return steps_before_updates(self.config)
 
     @property
     def eval_every(self) -> int:
@@ -214,6 +214,12 @@ def discount(steps: float) -> float:
     return min(max((fifth - 1) / fifth, 0.95), 0.995)
 
 
+def steps_before_updates(config: SacConfig | DictConfig) -> int:
+    """Return the decisions before the first one with updates: whole turns of all environments."""
+    turns: int = -(-config.random_steps // config.num_envs)
+    return turns * int(config.num_envs)
+
+
 def phases_of(config: DictConfig, benchmark: ContinualControl | None, repeat: int) -> list[Phase]:
     """Return the phases, in decisions: the tasks of a stream, or the two halves of a run without one.
 
@@ -234,7 +240,7 @@ def phases_of(config: DictConfig, benchmark: ContinualControl | None, repeat: in
     else:
         option, turns = "benchmark.steps", benchmark.phases("env_steps", config.env_steps, repeat * envs)
         phases = split(*(phase.end * envs for phase in turns))
-    if phases[0].end <= config.random_steps // envs * envs:
+    if phases[0].end <= steps_before_updates(config):
         given = config.env_steps if benchmark is None else benchmark.steps
         raise ConfigError(
             f"{option}={given} makes phases of {phases[0].end} decisions: they must be longer than "

@@ -55,6 +55,9 @@ def test_deepmind_control_goes_on_bit_for_bit_and_never_terminates() -> None:
     assert [(s.next_observation.tobytes(), s.reward) for s in stepped] == play(other, moves)
     with pytest.raises(ConfigError, match=r"humanoid-wlk: .*does not exist"):
         Control("dmc", "humanoid-wlk").make()
+    with pytest.raises(ConfigError, match=r"env.options=.*'max_episode_steps'.*it takes task_kwargs"):
+        Control("dmc", "cartpole-swingup", options={"max_episode_steps": 10}).make()
+    assert Control("dmc", "cartpole-swingup", options={"task_kwargs": {"time_limit": 2}}).make().limit == 200
     (ended,) = [s for s in stepped if s.ended_episode]
     assert ended.ended_episode is not None
     assert ended.ended_episode[1] == 1000
