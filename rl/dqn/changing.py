@@ -37,7 +37,7 @@ class Changing(Emulator):
                 )
         self.vectors = len(first.frame) == 1  # whether observations are vectors; if not, they are images
         self.envs, self.actions, self.dtype, self.stack = first.envs, first.actions, first.dtype, first.stack
-        self.random = any(emulator.random for emulator in emulators)
+        self.needs_seeds = any(emulator.needs_seeds for emulator in emulators)
         self.frame = first.frame
         if self.vectors:
             self.frame = (benchmark.size_for(names[0], [emulator.frame[0] for emulator in emulators]),)

@@ -26,7 +26,8 @@ class Emulator:
         frame: shape of a frame.
         dtype: dtype of a frame.
         stack: number of frames in an observation.
-        random: whether an episode depends on its seed.
+        needs_seeds: whether an episode is repeated only if it begins with its seed: it is random, or without a seed it
+            would depend on the episodes before.
         limit: actions after which an episode is truncated; None if not known.
     """
 
@@ -35,7 +36,7 @@ class Emulator:
     frame: tuple[int, ...]
     dtype: torch.dtype
     stack: int = 1
-    random: bool = True
+    needs_seeds: bool = True
     limit: int | None = None
 
     def reset(self, which: list[int], seeds: list[int] | None) -> np.ndarray:
@@ -161,8 +162,8 @@ class Episodes:
     def _begin(self, which: list[int]) -> Tensor:
         """Begin the next episode in the environments `which` and return the first frames, (k, *frame)."""
         # Seeding takes ALE 20 times as long as starting an episode, so it is done only where it matters.
-        needs_seeds = self.emulator.random or max(self.numbers) == 0
-        frames = self._reset(which, [self.seed_of(env, self.numbers[env]) for env in which] if needs_seeds else None)
+        is_seeded = self.emulator.needs_seeds or max(self.numbers) == 0
+        frames = self._reset(which, [self.seed_of(env, self.numbers[env]) for env in which] if is_seeded else None)
         for env in which:
             self.numbers[env] += 1
             self.executed[env] = []
@@ -200,7 +201,7 @@ class Episodes:
         self.numbers, self.returns = list(state["numbers"]), np.array(state["returns"])
         self.executed = [executed.tolist() for executed in state["executed"]]
         self._generator.set_state(state["generator"].cpu())
-        is_random, all_envs = self.emulator.random, list(range(self.envs))
+        needs_seeds, all_envs = self.emulator.needs_seeds, list(range(self.envs))
         self._reset(all_envs, [self.seed_of(env, 0) for env in all_envs])
         longest = max(map(len, self.executed))
         # All environments step together. Each begins its episode late enough that all reach their former step at the
@@ -208,7 +209,7 @@ class Episodes:
         for t in range(longest + 1):
             for env, executed in enumerate(self.executed):
                 if t == longest - len(executed):
-                    self._reset([env], [self.seed_of(env, self.numbers[env] - 1)] if is_random else None)
+                    self._reset([env], [self.seed_of(env, self.numbers[env] - 1)] if needs_seeds else None)
             if t < longest:
                 positions = [t - longest + len(executed) for executed in self.executed]  # below 0: not begun yet
                 actions = [
@@ -223,6 +224,6 @@ class Episodes:
                 if any(positions[env] >= 0 for env in ended):  # the episode did not end here before
                     return False
                 ended_waiting = [env for env in ended if positions[env] < 0]
-                if ended_waiting and is_random:  # an environment must not be stepped beyond an episode's end
+                if ended_waiting and needs_seeds:  # an environment must not be stepped beyond an episode's end
                     self._reset(ended_waiting, [self.seed_of(env, 0) for env in ended_waiting])
         return torch.equal(self.observations, state["observations"].cpu())

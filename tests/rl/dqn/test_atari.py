@@ -1,11 +1,13 @@
 """What the trainer sees of episodes, against ALE's own stacks, and that they are repeated after a resume."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from ale_py import ALEInterface, roms
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.vector import AutoresetMode
 
@@ -76,21 +78,49 @@ def same_steps(one: Episodes, other: Episodes, steps: int) -> None:
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {"sticky_per": "frame", "max_frames": 4 * 25},
-    {"noop_max": 30, "fire_reset": True, "sticky": 0.0},
+    {"game": "breakout", "sticky_per": "frame", "max_frames": 4 * 25},
+    {"game": "breakout", "noop_max": 30, "fire_reset": True, "sticky": 0.0},
+    {"game": "breakout", "max_frames": 4 * 25},
+    {"game": "beam_rider", "max_frames": 4 * 25},
+    {"game": "seaquest"},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_resumed_environment_goes_on_bit_for_bit(options: dict[str, Any]) -> None:
     """With another number of threads."""
-    env = atari.make(3, 4, "train", "breakout", **options)
-    played(env, 40)
-    again = atari.make(3, 4, "train", "breakout", threads=1, **options)
+    env = atari.make(3, 4, "train", **options)
+    played(env, 80)
+    again = atari.make(3, 4, "train", threads=1, **options)
     assert again.load_state_dict(env.state_dict())
-    same_steps(env, again, 30)
+    same_steps(env, again, 90)
     env.close()
     again.close()
+
+
+def remembers(game: str) -> bool:
+    """Whether the memory of a game's emulator is another one than that of a new emulator, if it was played before."""
+    emulator = ALEInterface()
+    emulator.setInt("random_seed", 0)
+    emulator.loadROM(roms.get_rom_path(game))
+    emulator.reset_game()
+    new, dice = emulator.getRAM().tobytes(), random.Random(0)
+    for frames in (50, 300):
+        for _ in range(frames):
+            if not emulator.game_over():
+                emulator.act(dice.choice(emulator.getMinimalActionSet()))
+        emulator.reset_game()
+        if emulator.getRAM().tobytes() != new:
+            return True
+    return False
+
+
+def test_only_games_whose_emulator_forgets_begin_without_a_seed() -> None:
+    assert not [game for game in atari.FORGETS_EPISODES if remembers(game)]
+    assert remembers("beam_rider")
+    assert not Atari("asterix", 1).needs_seeds
+    assert Atari("asterix", 1, noop_max=1).needs_seeds
+    assert Atari("beam_rider", 1).needs_seeds
 
 
 def test_an_emulator_that_answers_otherwise_is_noticed() -> None:
