@@ -39,6 +39,11 @@ WEIGHTS: dict[str, tuple[tuple[int, ...], int, tuple[Any, ...]]] = {
     "experts": ((3, 9, 6), 2, rows((0, 5), (5, 9))),
     "conv": ((6, 5, 3, 3), 2, (("conv", None, 2, False, 1, 1, False),)),
     "deconv": ((4, 3, 2, 2), 1, (("conv_transpose", None, 2, False, 1, 1, False),)),
+    "deconv_halves": (
+        (5, 9, 2, 2),
+        1,
+        (("conv_transpose", (0, 5), 1, False, 1, 1, False), ("conv_transpose", (5, 9), 1, False, 1, 1, False)),
+    ),
     "partly": ((11, 6), 1, rows((0, 4))),  # rows that no matrix has only decay
     "idle": ((9, 6), 1, ()),  # never has a gradient
 }
