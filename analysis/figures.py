@@ -101,6 +101,8 @@ def with_others(grid: Grid, settings: Sequence[Setting]) -> Grid:
         if run.config.get("program") == grid.program and not any(p.fits(setting) for row in grid.rows for p in row):
             if grid.program == "language":
                 start = starting_checkpoint(setting)
+                if not start:  # a stream of texts, or a single text
+                    continue
                 panel = Panel("From the end" if start == "end" else f"From {start}", "language", start)
             else:
                 panel = Panel(style.name(run.dataset), "rl", run.dataset)

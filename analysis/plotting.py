@@ -178,7 +178,11 @@ def caption(drawn: Drawn, more: str = "") -> str:
     cut = "Bands are cut where no value can be." if any(c.cut for _, c in drawn) else ""
     names = dict.fromkeys(parts_of_label(group.label)[0] for group, c in drawn if (c.n < len(group.runs)).any())
     fewer = f"Points of {', '.join(names)} that not all seeds reached are means of those that did." if names else ""
-    return " ".join(part for part in (text, cut, fewer, variants_text([group for group, _ in drawn]), more) if part)
+    diverged = {group.label: sum(run.has_diverged for run in group.runs) for group, _ in drawn}
+    lost = [f"of {label} {count}" for label, count in diverged.items() if count]
+    seeds_lost = f"Seeds that diverged: {', '.join(lost)}." if lost else ""
+    variants = variants_text([group for group, _ in drawn])
+    return " ".join(part for part in (text, cut, fewer, seeds_lost, variants, more) if part)
 
 
 def numbers_are(groups: Sequence[Group]) -> str:

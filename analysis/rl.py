@@ -88,18 +88,20 @@ def table(settings: Sequence[Setting]) -> pd.DataFrame:
         for group in members[0].groups:
             by_method.setdefault(group.key, {})[members[0].name] = group
     common = [m[0].name for m in fitting if all(m[0].name in groups for groups in by_method.values())]
-    if not common:
-        return pd.DataFrame()
     runs = [run for groups in by_method.values() for name in common for run in groups[name].runs]
     key = NORMALISED if all(NORMALISED in run.history for run in runs) else None
+    common = [n for n in common if all(len(scores(groups, [n], key)[0]) for groups in by_method.values())]
+    if not common:
+        return pd.DataFrame()
     bases = [groups for groups in by_method.values() if groups[common[0]].method == "base"]
     base = bases[0] if len(bases) == 1 else None
     shown = plotting.chosen_text([members for members in fitting if members[0].name in common])
     rows = []
     for groups in by_method.values():
         group = groups[common[0]]
+        variants = {run.variant for name in common for run in groups[name].runs}
         row: dict[str, object] = {
-            "method": group.label,
+            "method": group.label + (" (other options in each environment)" if len(variants) > 1 else ""),
             "environments": len(common),
             "n": min(len(groups[name].runs) for name in common),
         }
@@ -126,12 +128,14 @@ def environment_of(setting: Setting) -> str:
 
 
 def scores(groups: dict[str, Group], names: Sequence[str], key: str | None) -> Scores:
-    """Return the final scores of a method in each environment; -inf for a run that diverged.
+    """Return the scores of a method in each environment; -inf for a run that diverged, which loses to all others.
+
+    A run without a number, such as an agent none of whose episodes has ended, is left out.
 
     Args:
         groups: name of the environment's setting -> the method's runs.
         names: the settings to return, in order.
         key: the metric; None: each run's own score.
     """
-    finals = [np.array([run.final(key) if key else run.score() for run in groups[name].runs]) for name in names]
-    return [np.where(np.isfinite(x), x, -np.inf) for x in finals]  # a run that diverged loses to all others
+    numbers = [np.array([run.score(key) for run in groups[name].runs]) for name in names]
+    return [np.where(np.isinf(x), -np.inf, x)[~np.isnan(x)] for x in numbers]

@@ -196,12 +196,26 @@ class Run:
             return streams.TASK
         return next(key for key in ("epoch", "iteration", "env_steps", "step") if key in self.history)
 
-    def score(self) -> float:
-        """Return the run's main number: its last value; for a stream the mean over tasks of each task's last value."""
-        return streams.mean(streams.values(self.history, self.metric)) if self.is_stream else self.final()
+    @property
+    def has_diverged(self) -> bool:
+        """Whether training stopped because a loss, a weight or the like was not finite."""
+        return self.failure.startswith("Diverged: ")
+
+    def score(self, metric: str | None = None) -> float:
+        """Return the run's number of a metric (None: the main metric): its last value; inf if the run diverged.
+
+        For a stream it is the mean over tasks of each task's last value. Tasks without a value, as an agent's in which
+        no episode has ended, are left out.
+        """
+        if not self.is_stream or self.has_diverged:
+            return self.final(metric)
+        values = streams.values(self.history, metric or self.metric)
+        return streams.mean(values[~np.isnan(values)])
 
     def final(self, metric: str | None = None) -> float:
         """Return the last value of a metric (None: the main metric); inf if the run diverged."""
+        if self.has_diverged:
+            return float("inf")
         values = self.history[metric or self.metric].to_numpy(dtype=float)
         values = values[~np.isnan(values)]
         return float(values[-1]) if len(values) else float("nan")
@@ -310,17 +324,19 @@ def why_nothing_to_show(run: Run) -> str:
 def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[Run], list[LeftOut]]:
     """Separate usable runs from unfinished ones and from copies; of several copies the most complete one is used.
 
+    A run that diverged counts, since it is a result of its options: tables say how many seeds did.
+
     Returns:
         The runs in the order of their sources, and what was left out with the reason.
     """
     selected: dict[tuple[str, str, int], Run] = {}
     left_out = []
     for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
-        if not run.finished and not include_unfinished:
+        if not run.finished and not run.has_diverged and not include_unfinished:
             reason = f"failed: {run.failure}" if run.failure else "unfinished"
             left_out.append(LeftOut(run.source, f"{reason} (--include-unfinished takes it in)"))
             continue
-        if run.is_stream and run.history[streams.TASK].isna().all():
+        if run.is_stream and run.history[streams.TASK].isna().all() and not run.has_diverged:
             left_out.append(LeftOut(run.source, "unfinished: none of its tasks has ended yet"))
             continue
         first = selected.setdefault((run.setting, run.variant, run.seed), run)

@@ -3,7 +3,7 @@
 Of a stream a column first averages the tasks of a run, so that the unit of all intervals and tests is the seed.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -68,31 +68,51 @@ def results(setting: Setting) -> pd.DataFrame:
             means = (mean([*by_seed(rows_of_group, column, few).values()]) for rows_of_group in rows)
             bounds = bounds_of(setting.metric) if setting.domain != "rl" else (-np.inf, np.inf)
             table[column.heading.format(few=few)] = [within(estimate, bounds) for estimate in means]
-    numbers = {number: by_seed(rows_of_group, columns[0], few) for number, rows_of_group in enumerate(rows)}
     references = [groups.index(group) for method in REFERENCES if (group := setting.group(method)) is not None]
-    differences = compare(numbers, references)
+
+    def numbers(number: int, reference: int) -> tuple[Numbers, Numbers]:
+        ours, theirs = of_common_tasks(rows[number], rows[reference], columns[0])
+        return by_seed(ours, columns[0], few), by_seed(theirs, columns[0], few)
+
+    differences = compare(range(len(rows)), references, numbers)
     for reference in references:
-        table[f"{VERSUS}{groups[reference].label}"] = [differences.get((number, reference)) for number in numbers]
+        table[f"{VERSUS}{groups[reference].label}"] = [differences.get((i, reference)) for i in range(len(rows))]
     return pd.DataFrame(table)
 
 
-def compare(numbers: Mapping[K, Numbers], references: Sequence[K]) -> dict[tuple[K, K], Paired]:
+def of_common_tasks(ours: pd.DataFrame, theirs: pd.DataFrame, column: Column) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the rows of two methods, of each seed those of the tasks of which both runs have a number.
+
+    An unfinished run has fewer tasks, and an agent's task has no number if no episode has ended in it.
+    """
+    keys = [key for key in ("seed", "task") if key in ours]
+    with_numbers = (rows.dropna(subset=[column.of]).set_index(keys) for rows in (ours, theirs))
+    first, second = with_numbers
+    common = first.index.intersection(second.index)
+    return first.loc[common].reset_index(), second.loc[common].reset_index()
+
+
+def compare(
+    methods: Iterable[K], references: Sequence[K], numbers: Callable[[K, K], tuple[Numbers, Numbers]]
+) -> dict[tuple[K, K], Paired]:
     """Return the paired differences of every method to each reference, with p values corrected over all of them.
 
     Two references are compared with each other in both directions; this counts as one comparison of the family.
 
     Args:
-        numbers: method -> one number for each seed.
+        methods: all methods, the references among them.
         references: the methods that all others are compared with.
+        numbers: (method, reference) -> for each of the two one number for each seed.
 
     Returns:
         (method, reference) -> the difference; pairs without a common seed have no entry.
     """
+    all_methods = [*methods]
     pairs = {
         (method, reference): pair
         for reference in references
-        for method in numbers
-        if method != reference and (pair := paired(numbers[method], numbers[reference])) is not None
+        for method in all_methods
+        if method != reference and (pair := paired(*numbers(method, reference))) is not None
     }
     p_values = {frozenset(methods): pair.p for methods, pair in pairs.items()}
     corrected = dict(zip(p_values, holm([*p_values.values()]), strict=True))
@@ -126,7 +146,7 @@ def rows_of(run: Run) -> pd.DataFrame:
     if run.is_stream:
         return task_rows(run)
     row = {"final": run.final(), "best": run.best()}
-    if run.metric == "eval/return" and "train/return" in run.history:
+    if run.metric == "eval/return" and "train/return" in run.history and not run.has_diverged:
         row["training"] = float(run.last_quarter["train/return"].mean())
     return pd.DataFrame([row])
 
@@ -135,7 +155,8 @@ def task_rows(run: Run) -> pd.DataFrame:
     """Return a row for each task of a stream.
 
     `value` is the metric at the end of the task, `online` its average over the run so far, and `kept` the accuracy on
-    the previous task right after the boundary. Agents also have `evaluation`, the return of evaluations.
+    the previous task right after the boundary. Agents also have `evaluation`, the return of evaluations. A run that
+    diverged has inf in a last row, for the task in which it did.
     """
     ends = run.history[run.history[streams.TASK].notna()]
     online = next(key for key in streams.ONLINE if key in ends)
@@ -143,7 +164,13 @@ def task_rows(run: Run) -> pd.DataFrame:
     if run.metric == "task/return":
         columns["evaluation"] = "eval/return"
     numbers = pd.DataFrame({name: ends[key] for name, key in columns.items() if key in ends})
-    return numbers.assign(task=ends[streams.TASK].astype(int), kept=boundary_numbers(run, streams.KEPT, ends["phase"]))
+    numbers = numbers.assign(
+        task=ends[streams.TASK].astype(int), kept=boundary_numbers(run, streams.KEPT, ends["phase"])
+    )
+    if run.has_diverged:
+        lost = pd.DataFrame([{"task": len(ends) + 1, "value": np.inf}])
+        numbers = pd.concat([numbers, lost], ignore_index=True) if len(numbers) else lost.reindex(columns=[*numbers])
+    return numbers
 
 
 def boundary_numbers(run: Run, column: str, phases: Iterable[Any]) -> Floats:
@@ -158,9 +185,12 @@ def boundary_numbers(run: Run, column: str, phases: Iterable[Any]) -> Floats:
 
 
 def seeds(group: Group) -> int | str:
-    """Return the number of seeds, with the number of those that diverged, which means leave out."""
-    diverged = sum(abs(run.score()) == float("inf") for run in group.runs)
-    return f"{len(group.runs)} ({diverged} diverged)" if diverged else len(group.runs)
+    """Return the number of seeds, with those that diverged, which means leave out, and those of unfinished runs."""
+    diverged = [run for run in group.runs if abs(run.score()) == float("inf")]
+    unfinished = [run for run in group.runs if not run.finished and run not in diverged]
+    counts = {"diverged": len(diverged), "unfinished": len(unfinished)}
+    notes = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    return f"{len(group.runs)} ({notes})" if notes else len(group.runs)
 
 
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
@@ -196,6 +226,8 @@ def at_boundaries(setting: Setting) -> pd.DataFrame:
     rows = []
     for group in setting.groups:
         acts = pd.concat([run.boundaries for run in group.runs], ignore_index=True)
+        if FIRING in acts:  # what a trigger did is no boundary's
+            acts = acts[acts[FIRING].fillna(0) == 0]
         columns = [str(name) for name in acts if str(name).startswith("boundary/") or name == "method/seconds"]
         if not columns or "phase" not in acts:
             continue

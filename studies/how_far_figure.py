@@ -121,8 +121,9 @@ def plot(
         points = {place: estimate for place, estimate in points.items() if estimate.n}
         centres = [min(max(estimate.mean, LIMITS[0]), LIMITS[1]) for estimate in points.values()]
         is_inside = [LIMITS[0] <= estimate.mean <= LIMITS[1] for estimate in points.values()]
-        bars = [  # rounding may leave -1e-17 where all seeds agree
-            (max(0.0, estimate.mean - estimate.low), max(0.0, estimate.high - estimate.mean)) if inside else (0.0, 0.0)
+        # Rounding may leave -1e-17 where all seeds agree. An interval that is not known stays NaN, which has no bar.
+        bars = [
+            np.maximum(0.0, (estimate.mean - estimate.low, estimate.high - estimate.mean)) if inside else (0.0, 0.0)
             for inside, estimate in zip(is_inside, points.values(), strict=True)
         ]
         options = {**look, "linestyle": style_of_line, "label": title, "capsize": 2, "markersize": 5}

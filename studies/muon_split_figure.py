@@ -46,12 +46,16 @@ def curves_of(runs: Path) -> list[Row]:
         SystemExit: there is no such run.
     """
     lines: list[Row] = []
+    seen: set[tuple[Any, ...]] = set()
     for done in sorted(runs.rglob("language/*/DONE")):
         config = OmegaConf.load(done.parent / "config.yaml")
         row = "split" if config.method.split else "fused"
         if config.seed not in STREAM.report_seeds(row):
             continue
         run = {"setting": f"width {config.model.n_embd}", "row": row, "seed": config.seed}
+        if (key := tuple(run.values())) in seen:
+            sys.exit(f"error: {done.parent} is a second run of {' '.join(map(str, key))}: move one of the two away")
+        seen.add(key)
         for entry in logged(done.parent):
             if "val/loss" in entry:
                 lines.append(run | {"iteration": entry["iteration"], "val/loss": entry["val/loss"]})

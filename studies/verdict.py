@@ -121,6 +121,8 @@ def shows_loss(gaps: Sequence[float], fixed: float | None) -> bool:
 def power(effect: float, spread: float, seeds: int, comparisons: int = 1, level: float = LEVEL) -> float:
     """Return the probability that a two-sided paired t test is significant if the effect has this size.
 
+    It is NaN for a spread of 0: the test rejects nothing where all differences are equal.
+
     Args:
         effect: true mean difference.
         spread: standard deviation of the differences over seeds.
@@ -129,7 +131,7 @@ def power(effect: float, spread: float, seeds: int, comparisons: int = 1, level:
         level: significance level of the family.
     """
     if spread == 0:
-        return 1.0
+        return math.nan
     freedom = seeds - 1
     threshold = stats.t.isf(level / comparisons / 2, freedom)
     shift = abs(effect) / spread * math.sqrt(seeds)

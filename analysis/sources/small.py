@@ -4,9 +4,11 @@ They hold what figures and tables need, so that both can be regenerated without 
 what made them.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from analysis.arrays import Ints
 from analysis.boundaries import FLAG, join
 from analysis.provenance import entry_of
 from analysis.runs import METRICS, BadRun, LeftOut, Run
+from analysis.streams import ONLINE
 from harness.run import provenance
 
 MAIN = [key for key in METRICS if not key.startswith("train/")]
 COLUMNS = ("step", "phase", "epoch", "iteration", "env_steps", "seconds", FLAG, *MAIN, "train/return")
 PREFIXES = ("boundary/", "firing/", "method/", "eval/")
-OF_STREAMS = ("train/accuracy", "train/loss", "online/accuracy", "online/loss")
+OF_STREAMS = ("train/accuracy", "train/loss", *ONLINE)
 POINTS = 200  # evenly spaced rows of a run that are written
 # Options that are not written: where a run is kept and mirrored, and the command line, which may name folders.
 PRIVATE = ("paths", "cache", "checkpoint", "tracker", "progress", "hydra", "command")
@@ -47,7 +50,8 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
             meta = {"config": config, "environment": descriptions["environment"]}
             if identities := descriptions.get("identity"):
                 meta["identity"] = merge(identities["common"], identities["runs"][name])
-            yield Run.of(str(name), source, {**meta, "finished": True}, table)
+            failure = descriptions.get("unfinished", {}).get(name)  # None: the run is finished
+            yield Run.of(str(name), source, {**meta, "finished": failure is None, "failure": failure or ""}, table)
         except BadRun as reason:
             yield LeftOut(source, str(reason))
 
@@ -58,6 +62,7 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
     Options that all configs share are written once.
     """
     parts = []
+    runs = with_own_names(runs)
     for run in runs:
         rows = join(run.history.iloc[kept_rows(run)], run.boundaries)
         columns = COLUMNS + OF_STREAMS if run.is_stream else COLUMNS
@@ -72,6 +77,8 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
         "environment": shared(environments),
         "runs": {run.name: without(config, common) for run, config in zip(runs, configs, strict=True)},
     }
+    if unfinished := {run.name: run.failure for run in runs if not run.finished}:
+        about["unfinished"] = unfinished
     identities = [public(run.identity) for run in runs if run.identity is not None]
     if len(identities) == len(runs):
         common_identity = shared(identities)
@@ -85,6 +92,18 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
     other = file.with_suffix(".runs.json")
     other.write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")
     return [file, other, provenance.file_of(file)]
+
+
+def with_own_names(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs, of which a second one of a name gets another: `name-2`."""
+    names: set[str] = set()
+    named = []
+    for run in runs:
+        candidates = itertools.chain([run.name], (f"{run.name}-{number}" for number in itertools.count(2)))
+        name = next(candidate for candidate in candidates if candidate not in names)
+        names.add(name)
+        named.append(replace(run, name=name))
+    return named
 
 
 def public(about: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +129,8 @@ def kept_rows(run: Run) -> Ints:
     """
     history, last = run.history, len(run.history) - 1
     if run.is_stream:
-        return np.flatnonzero(history[run.x].notna())  # the last row of each task
+        ends = history[run.x].notna()  # the last row of each task
+        return np.flatnonzero(ends | (history.index == history.index[-1]))
     keep = {0, last, *np.linspace(0, last, min(POINTS, last + 1)).astype(int)}
     for values in (history[run.metric], run.after_the_act[run.metric]):
         if values.notna().any():

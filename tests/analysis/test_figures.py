@@ -253,3 +253,18 @@ def test_words_say_how_many_seeds_there_are(
     assert f"Warm start, digits, small: test accuracy, {numbers}\n".replace("small", "resnet small") in (
         capsys.readouterr().out
     )
+
+
+def test_a_stream_of_texts_is_no_panel_of_figure_3(tmp_path: Path) -> None:
+    lines = [{"step": step, "phase": 0, "iteration": step, "val/loss": 2.0} for step in (1, 2)]
+    for start in ({}, {"start": "end"}):
+        write_run(
+            tmp_path / f"{len(start)}",
+            rows_=lines,
+            metric="val/loss",
+            program="language",
+            benchmark={"name": "permuted_text"} | start,
+        )
+    (grid,) = [grid for grid in figures.GRIDS if grid.name == "figure3"]
+    panels = figures.with_others(grid, found(tmp_path)).rows[0]
+    assert [panel.title for panel in panels[len(grid.rows[0]) :]] == ["From the end"]

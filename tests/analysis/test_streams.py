@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis import tables
+from analysis import rl, tables
 from analysis.curves import boundaries, mean_curve
 from analysis.runs import Setting, settings
-from analysis.sources import load
+from analysis.sources import load, small
 from tests.analysis.synthetic import write_run
 
 ENDS = {"base": [0.9, 0.5, 0.1, 0.1], "fire": [0.9, 0.8, 0.9, 0.7]}
@@ -94,3 +94,74 @@ def test_a_mixture_before_the_first_task_is_no_task(tmp_path: Path) -> None:
     assert (base.runs[0].score(), fire.runs[0].score()) == (2.5, 1.5)
     assert mean_curve(base, setting.metric).x.tolist() == [1, 2]
     assert [estimate.mean for estimate in tables.results(setting)["all tasks"]] == [2.5, 1.5]
+
+
+def agent_rows(returns: list[float | None]) -> list[dict[str, Any]]:
+    """Two rows for each task; a return of None: no episode has ended in the task."""
+    rows: list[dict[str, Any]] = []
+    for phase, end in enumerate(returns):
+        for part in (1, 2):
+            row = {"step": 100 * (2 * phase + part), "phase": phase, "online/return": 1.0, "env_steps": 9.0}
+            rows.append(row | ({"task/return": end} if part == 2 and end is not None else {}))
+    return rows
+
+
+def write_agents(root: Path, ours: list[float | None], theirs: list[float | None], **options: Any) -> None:
+    for method, returns in (("base", theirs), ("fire", ours)):
+        for seed in range(3):
+            shifted = [None if end is None else end + seed for end in returns]
+            write_run(root, method, seed, rows_=agent_rows(shifted), metric="task/return", **options)
+
+
+def test_methods_are_compared_on_the_tasks_that_both_have(tmp_path: Path) -> None:
+    write_agents(tmp_path, [100.0, 200.0, 300.0, None], [50.0, 150.0, 250.0, 900.0])
+    (setting,) = settings(load([str(tmp_path)])[0])
+    frame = tables.results(setting).set_index("method")
+    assert frame["vs Base"]["FIRE"].difference.mean == pytest.approx(50)
+    assert rl.scores({"here": setting.groups[1]}, ["here"], None)[0].tolist() == [200, 201, 202]
+
+
+def test_unfinished_runs_are_compared_on_what_they_have_done_and_are_named(tmp_path: Path) -> None:
+    for method, tasks, done in (("base", 6, True), ("fire", 3, False)):
+        for seed in range(3):
+            write_run(tmp_path, method, seed, rows_=stream_rows([0.1 * task for task in range(1, tasks + 1)]),
+                      metric="online/accuracy", benchmark={"name": "random_labels"}, done=done)  # fmt: skip
+    for source in (tmp_path, tmp_path / "small.csv"):
+        runs, _ = load([str(source)], include_unfinished=True)
+        (setting,) = settings(runs)
+        frame = tables.results(setting).set_index("method")
+        assert frame["n"].tolist() == [3, "3 (3 unfinished)"]
+        assert frame["vs Base"]["FIRE"].difference.mean == pytest.approx(0)
+        small.write(runs, tmp_path / "small.csv")
+    assert {run.method for run in load([str(tmp_path / "small.csv")])[0]} == {"base"}
+
+
+def test_a_stream_that_diverged_has_no_mean_over_its_tasks(tmp_path: Path) -> None:
+    for seed in range(2):
+        folder = write_run(tmp_path, "base", seed, rows_=stream_rows([0.9, 0.8, 0.7]), done=seed == 0,
+                           metric="online/accuracy", benchmark={"name": "random_labels"})  # fmt: skip
+    (folder / "FAILED").write_text("Diverged: the loss is not finite\n")
+    (setting,) = settings(load([str(tmp_path)])[0])
+    frame = tables.results(setting)
+    assert frame["n"][0] == "2 (1 diverged)"
+    assert (frame["all tasks"][0].mean, frame["all tasks"][0].n) == (pytest.approx(0.8), 1)
+
+
+def test_an_agent_s_stream_is_one_when_it_is_read_from_its_export_too(tmp_path: Path) -> None:
+    write_agents(tmp_path / "runs", [100.0, 200.0], [50.0, 150.0])
+    runs, _ = load([str(tmp_path / "runs")])
+    small.write(runs, tmp_path / "small.csv")
+    again, _ = load([str(tmp_path / "small.csv")])
+    assert sorted((run.is_stream, run.x, run.score()) for run in again) == sorted(
+        (True, "task", run.score()) for run in runs
+    )
+
+
+def test_runs_of_one_name_are_two_in_an_export(tmp_path: Path) -> None:
+    for place, lr in (("a", 0.1), ("b", 0.2)):
+        write_run(tmp_path / place, name="run0", rows_=stream_rows([0.5, 0.6]), metric="online/accuracy", lr=lr,
+                  benchmark={"name": "random_labels"})  # fmt: skip
+    small.write(load([str(tmp_path)])[0], tmp_path / "small.csv")
+    again, left_out = load([str(tmp_path / "small.csv")])
+    assert {run.name: run.config["lr"] for run in again} == {"run0": 0.1, "run0-2": 0.2}
+    assert left_out == []

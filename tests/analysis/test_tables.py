@@ -1,5 +1,8 @@
 """Tables from runs whose numbers are known."""
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from analysis import rl, tables
@@ -66,7 +69,8 @@ def test_fire_against_base_counts_once_where_both_are_references() -> None:
     Holm over these three: 3 x 0.0742, 2 x 0.2254, and the last no smaller than the one before it.
     """
     values = {"base": (0.0, 0.0, 0.0), "fire": (1.0, 2.0, 3.0), "snp": (2.0, 0.0, 1.0)}
-    pairs = tables.compare({name: dict(enumerate(of_seeds)) for name, of_seeds in values.items()}, ["base", "fire"])
+    numbers = {name: dict(enumerate(of_seeds)) for name, of_seeds in values.items()}
+    pairs = tables.compare(numbers, ["base", "fire"], lambda ours, theirs: (numbers[ours], numbers[theirs]))
     first, second = (1 - (t2 / (t2 + 2)) ** 0.5 for t2 in (12, 3))
     assert {methods: pair.p_holm for methods, pair in pairs.items()} == pytest.approx(
         {
@@ -171,3 +175,39 @@ def test_tables_of_agents_have_both_returns_and_best_is_of_what_came_after_the_a
     frame = tables.results(only_setting(tmp_path))
     assert list(frame)[2:5] == ["final", "best", "training return"]
     assert [frame[name][0].mean for name in list(frame)[2:5]] == [4.5, 5.0, 7.0]  # 7: of the last quarter of the phase
+
+
+def diverge(folder: Path) -> None:
+    (folder / "FAILED").write_text("Diverged: the loss is not finite\n")
+
+
+def test_a_run_that_ended_since_it_diverged_counts_as_a_seed_and_is_in_no_mean(tmp_path: Path) -> None:
+    """It has no DONE, and its rows are finite."""
+    for seed, value in enumerate((0.7, 0.72)):
+        write_run(tmp_path, "base", seed, rows_=ending("base", seed, value))
+    write_run(tmp_path, "snp", 0, rows_=ending("snp", 0, 0.8))
+    diverge(write_run(tmp_path, "snp", 1, rows_=ending("snp", 1, 0.9), done=False))
+    for include_unfinished in (False, True):
+        runs, _ = load([str(tmp_path)], include_unfinished)
+        (setting,) = settings(runs)
+        frame = tables.results(setting).set_index("method")
+        assert frame["n"].tolist() == [2, "2 (1 diverged)"]
+        assert (frame["final"]["S&P"].mean, frame["final"]["S&P"].n) == (0.8, 1)
+        assert rl.scores({"here": setting.groups[1]}, ["here"], None)[0].tolist() == [0.8, -np.inf]
+
+
+def test_what_a_trigger_did_is_no_boundary_s(tmp_path: Path) -> None:
+    lines = rows("fire", 0, 3)
+    firing = {"kind": "firing", "step": lines[-1]["step"], "phase": 1, "method/seconds": 9.0, "boundary/sfe": 5.0}
+    write_run(tmp_path, "fire", rows_=[*lines, firing])
+    frame = tables.at_boundaries(only_setting(tmp_path)).set_index("method")
+    assert frame.loc["FIRE", "seconds"] == pytest.approx(0.2)
+
+
+def test_rl_table_says_where_options_differ_between_environments(tmp_path: Path) -> None:
+    for env, iterations in (("A", 5), ("B", 10)):
+        for method, hyper in (("base", {}), ("fire", {"iterations": iterations})):
+            row = {"step": 1, "eval/return": 1.0}
+            write_run(tmp_path / env, method, metric="eval/return", rows_=[row], dataset={"name": env}, hyper=hyper)
+    frame = rl.table(settings(load([str(tmp_path)])[0]))
+    assert [name.endswith("(other options in each environment)") for name in frame["method"]] == [False, True]
