@@ -70,6 +70,9 @@ class Learner(LearnerBase):
     def load_state_dict(self, task: Any, state: dict[str, Any]) -> None:
         """Restore what `state_dict` of a learner of this task returned."""
         super().load_state_dict(task, state)
+        if task.group.size > 1 and task.device.type == "cuda" and "cuda" in state["rng"]:
+            # Rank 0 has saved the generators of all GPUs as it sees them: those of other ranks have drawn nothing.
+            torch.cuda.set_rng_state(state["rng"]["cuda"][0].cpu(), task.device)
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 
@@ -83,10 +86,10 @@ class Learner(LearnerBase):
         Raises:
             Diverged: a loss or weight is not finite.
         """
-        check_finite(self.step, self.loss_sum, *self.model.parameters())
         rank_sums = torch.zeros(task.group.size, dtype=self.loss_sum.dtype, device=self.loss_sum.device)  # (ranks,)
         rank_sums[task.group.rank] = self.loss_sum
         task.group.sum_(rank_sums)  # exact, as the other ranks add 0 to each rank's own sum
+        check_finite(self.step, rank_sums, *self.model.parameters())  # of all ranks, so that all stop
         sums_of_all = {"loss_sum": rank_sums.sum(), "seen": self.seen * task.group.size, "rank_sums": rank_sums}
         if run is not None:
             run.checkpoint(self.step, self.state_dict() | sums_of_all)

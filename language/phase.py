@@ -184,8 +184,8 @@ def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mappi
 
 def make_row(task: Task, learner: Learner) -> dict[str, Any]:
     """Return the row of the log at this step, and set the sums to zero; all ranks must call it, as all evaluate."""
-    check_finite(learner.step, learner.loss_sum)  # waits for the GPU
     sums = task.group.sum_(torch.stack([learner.loss_sum.double().cpu(), torch.tensor(float(learner.seen)).double()]))
+    check_finite(learner.step, sums)  # of all ranks, so that all stop
     row = {
         "step": learner.step,
         "phase": learner.phase,

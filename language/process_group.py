@@ -1,8 +1,11 @@
 """The processes of one run: a single one, or those that torchrun has started."""
 
+import contextlib
 import io
 import logging
 import os
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.config.config import resolve_device
+from harness.config.errors import Diverged
 from harness.process.console import LOGGERS
+from harness.program.messages import exit_with, user_facing
 
 # Rank 0 may wait for a first phase that another run trains; torchrun ends all processes if one dies.
 PATIENCE = timedelta(days=7)
@@ -21,6 +26,10 @@ PATIENCE = timedelta(days=7)
 def world_size() -> int:
     """Return the number of processes of the run by torchrun's environment; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+# An order of rank 0 for a later job of a sweep, which came while this process was still at the one before.
+_early_orders: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -79,6 +88,41 @@ class ProcessGroup:
         if self.rank == 0:
             return value
         return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=self.device, weights_only=True)
+
+    def give(self, job: str, **order: Any) -> None:
+        """On rank 0, tell the others what to do in a job of a sweep; without an order, that the job is done."""
+        self.broadcast({"job": job, "order": order})
+
+    def next_order(self, job: str) -> dict[str, Any] | None:
+        """On other ranks, return rank 0's next order for a job; None if it is done, or rank 0 has gone on to another.
+
+        Rank 0 goes on without a word if a job fails before it is trained, as when its folder cannot be opened.
+        """
+        message = _early_orders.pop() if _early_orders else self.broadcast()
+        if message["job"] != job:
+            _early_orders.append(message)
+            return None
+        return message["order"] or None
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Context in which all ranks work in step: a process that fails there ends, since the others wait for it.
+
+        Numbers that are not finite are all ranks' alike, so `Diverged` ends the run alone.
+
+        Raises:
+            SystemExit: there are several processes, and this one has failed.
+        """
+        try:
+            yield
+        except Diverged:
+            raise
+        except Exception as error:
+            if self.size == 1:
+                raise
+            if not user_facing(error):
+                traceback.print_exc()
+            exit_with(error)
 
     def maximum(self, *numbers: int) -> list[int]:
         """Return the largest of each number over the ranks. The numbers go over the CPU, so that no GPU waits."""

@@ -24,10 +24,10 @@ from harness.config.given import idle_beside, idle_layout, refuse_idle
 from harness.config.groups import register
 from harness.config.paths import expanded
 from harness.config.trigger import acts_at_boundaries, build_trigger, check_trigger
-from harness.run.identity import identity, without
+from harness.run.identity import digest, identity, without
 from harness.training import seeding
 from harness.training.plasticity import LEVELS, resolve_level
-from language.benchmark import STARTS, Benchmark, Phase, Setting
+from language.benchmark import STARTS, Benchmark, Phase, Setting, parse_start
 from language.copies import warn_of_copies
 from language.data import TokenFile, evenly_spaced
 from language.model import GPT
@@ -262,6 +262,9 @@ class Task:
             for part, files in self.corpora.items()
         }
         run_identity = {**identity(asdict(self.config)), "tokens": tokens}
+        if "start" in run_identity["benchmark"]:  # 30k and 30000 are one
+            start = parse_start(run_identity["benchmark"]["start"])
+            run_identity["benchmark"] = run_identity["benchmark"] | {"start": start}
         if self.forgets_start:
             run_identity["benchmark"] = run_identity["benchmark"] | {"start": STARTS[0]}
         return run_identity
@@ -271,6 +274,22 @@ class Task:
         """Whether a full reset makes phase 1 the same from any checkpoint of phase 0, so that such runs are one run."""
         resets = isinstance(self.method, FullReset) and acts_at_boundaries(self.config.trigger)
         return resets and not self.benchmark.new_tasks and self.first_phase == 0
+
+    @property
+    def name(self) -> str:
+        """A name that the processes of one job of a sweep share, and no other job has."""
+        return digest(self.identity())
+
+    def seed_dropout(self, learner: Any, *names: object) -> None:
+        """Seed what follows in a step if the network drops units, so that no number of processes changes what it drops.
+
+        Args:
+            learner: says at which step of which phase it is.
+            names: what follows: the number of a micro-batch in the step, or a word.
+        """
+        if self.config.model.get("dropout"):
+            names = ("dropout", learner.phase, learner.phase_step, *names)
+            torch.manual_seed(seeding.derive(self.config.seed, *names))
 
     def first_phase_identity(self) -> dict[str, Any] | None:
         """Return the part of the identity that shapes the first phase; None if its result cannot be shared.
@@ -288,6 +307,7 @@ class Task:
         for key in ("passes", "ratio", "iterations"):
             benchmark[key] = benchmark[key] and benchmark[key][:1]
         first_corpus = {"dataset": run_identity["dataset"]["first"], "tokens": run_identity["tokens"]["first"]}
+        first_corpus["mix_by"] = run_identity["dataset"]["mix_by"]  # batches draw their text, also where there is one
         return {**without_method, "benchmark": benchmark, **first_corpus}
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:

@@ -55,9 +55,9 @@ def processes(task: Task) -> Iterator[bool]:
     """Yield True on rank 0, which has the run folder; on others, train whatever rank 0 trains and then yield False."""
     if task.group.rank == 0:
         yield True
-        task.group.broadcast(None)  # tells the others that nothing more is to be trained
+        task.group.give(task.name)  # nothing more is to be trained in this job
     else:
-        while (order := task.group.broadcast()) is not None:
+        while (order := task.group.next_order(task.name)) is not None:
             train(task, None, **order)
         yield False
 
@@ -81,9 +81,16 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
         TrainingError: a checkpoint that ends a phase could not be written.
         SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
-    config, group = task.config, task.group
+    group = task.group
     if group.rank == 0:
-        group.broadcast({"state": state, "stop": stop})
+        group.give(task.name, state=state, stop=stop)
+    with group.in_step():
+        return train_in_step(task, run, state, stop)
+
+
+def train_in_step(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:
+    """Train as `train` says, when all processes have begun."""
+    config, group = task.config, task.group
     learner = Learner.new(task)
     if state is not None:
         with loading():
@@ -201,11 +208,13 @@ def train_step(task: Task, learner: Learner, batch: Sequence[tuple[Tensor, Tenso
         # Processes exchange gradients once in a step, in the last micro-batch.
         skip_exchange = isinstance(forward, DistributedDataParallel) and number < len(batch)
         with forward.no_sync() if skip_exchange else contextlib.nullcontext():
+            task.seed_dropout(learner, task.group.rank + (number - 1) * task.group.size)
             with task.autocast():
                 loss = forward(inputs, targets)
             scaler.scale(loss / len(batch)).backward()
         learner.loss_sum += loss.detach()
         learner.seen += 1
+    task.seed_dropout(learner, "step")  # what is drawn from here on is alike on all ranks
     if acts:
         with learner.method_meter:
             if (penalty := learner.method.penalty(learner.net)) is not None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
+from torch import Tensor
 
 from fire_core.ranges import Count, checked, within
 from harness.config.errors import ConfigError
@@ -33,6 +34,8 @@ class Phase:
             the run's data set.
         unseen: indices of the test images of classes that have not come yet. With them, accuracy on all classes is
             measured too. None if the benchmark has no such classes.
+        change_images: what `change` does to images, uint8 (n, C, H, W), for those that a loaded network is asked about;
+            None if it leaves images as they are.
 
     Raises:
         ValueError: indices are no whole numbers in one dimension.
@@ -44,6 +47,7 @@ class Phase:
     passes_per_epoch: int = 1
     change: Callable[[ImageData], ImageData] | None = None
     unseen: np.ndarray | None = None
+    change_images: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
         for name in ("train", "test", "unseen"):

@@ -86,7 +86,7 @@ def batches(task: Task, index: int, start: int = 0) -> Iterator[tuple[Tensor, Te
         if task.config.augmentation == "crop_flip":
             generator = seeding.generator(task.config.seed, "augmentation", index, step)
             black = task.data.normalise_train(torch.zeros_like(task.data.mean))
-            images = crop_and_flip(images, black, generator)
+            images = crop_and_flip(images, black, generator).contiguous(memory_format=task.memory_format)
         yield images, labels
 
 

@@ -6,6 +6,7 @@ because the baseline must not know of boundaries.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -84,8 +85,12 @@ class Permuted(Benchmark):
         images = draw_training_images(data, self.samples, seed)
         test = NO_SAMPLES if self.online else np.arange(len(data.test_labels))
         train = np.arange(len(images))  # a task's data set holds just these images, in this order
-        permute = functools.partial(permute_pixels, images=images, tested=len(test) > 0, share=self.share, seed=seed)
-        return [Phase(train, test, epochs, change=functools.partial(permute, task=task)) for task in range(self.tasks)]
+        phases = []
+        for task in range(self.tasks):
+            in_order = functools.partial(with_permuted_pixels, share=self.share, seed=seed, task=task)
+            change = functools.partial(permute_pixels, images=images, tested=len(test) > 0, permuted=in_order)
+            phases.append(Phase(train, test, epochs, change=change, change_images=in_order))
+        return phases
 
 
 class SlowlyChangingRegression(Benchmark):
@@ -181,24 +186,26 @@ def pixel_order(pixels: int, share: float, seed: int, task: int) -> Tensor:
     return order
 
 
-def permute_pixels(data: ImageData, images: np.ndarray, tested: bool, share: float, seed: int, task: int) -> ImageData:
-    """Return the data set of a task, whose images have their pixels in another order.
+def with_permuted_pixels(images: Tensor, share: float, seed: int, task: int) -> Tensor:
+    """Return images (n, C, H, W) with their pixels in the order of a task; see `pixel_order`.
 
     All channels of a pixel stay together, so that the statistics that normalise the images remain valid.
+    """
+    order = pixel_order(images[0, 0].numel(), share, seed, task).to(images.device)
+    return images.flatten(2)[:, :, order].view_as(images)
+
+
+def permute_pixels(
+    data: ImageData, images: np.ndarray, tested: bool, permuted: Callable[[Tensor], Tensor]
+) -> ImageData:
+    """Return the data set of a task, whose images have their pixels in another order.
 
     Args:
         data: the run's data set.
         images: indices of the training images.
         tested: whether test images are used, so that they are permuted too.
-        share: share of the pixels that each task moves.
-        seed: seed of the run.
-        task: number of the task, from 0.
+        permuted: puts the pixels of images into the task's order.
     """
-    order = pixel_order(data.train_images[0, 0].numel(), share, seed, task).to(data.train_images.device)
-
-    def permuted(original: Tensor) -> Tensor:
-        return original.flatten(2)[:, :, order].view_as(original)
-
     used = torch.from_numpy(images).to(data.train_images.device)
     return replace(
         data,

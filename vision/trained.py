@@ -13,13 +13,26 @@ from vision.task import Task
 
 
 def load(config: DictConfig, state: dict[str, Any]) -> Trained:
-    """Return the network of a checkpoint's state, with the normalisation of its test images."""
+    """Return the network of a checkpoint's state, with what it was given images by."""
     task = Task.from_config(config)
     learner = Learner.new(task)
-    preprocess, measure = functools.partial(normalised, task), functools.partial(evaluate, task, learner)
+    preprocess = functools.partial(normalised, task, state["phase"])
+    measure = functools.partial(evaluate, task, learner)
     return Trained.of("vision", task, learner, state, preprocess, measure)
 
 
-def normalised(task: Task, images: Tensor) -> Tensor:
-    """Normalise stored images, uint8 (n, C, H, W), by the statistics of the test images; float32 (n, C, H, W)."""
-    return task.data.normalise_test(images.to(task.device)).contiguous(memory_format=task.memory_format)
+def normalised(task: Task, phase: int, images: Tensor) -> Tensor:
+    """Return stored images as the network sees them in phase `phase`, whose pixels a stream may have permuted.
+
+    Args:
+        task: the task of the run.
+        phase: number of the phase.
+        images: uint8 (n, C, H, W).
+
+    Returns:
+        float32 (n, C, H, W), normalised by the statistics of the test images.
+    """
+    images = images.to(task.device)
+    if (change := task.phases[phase].change_images) is not None:
+        images = change(images)
+    return task.data.normalise_test(images).contiguous(memory_format=task.memory_format)

@@ -220,6 +220,33 @@ def test_two_processes_are_one(runs, tmp_path):
     torch.testing.assert_close(losses(tmp_path / "stopped"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
 
 
+def test_two_processes_drop_what_one_drops(runs, tmp_path):
+    options = ("accumulation=4", "model.dropout=0.3", "benchmark.iterations=[6,6]", "benchmark.checkpoints=[3]")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    assert runs(tmp_path / "one", *options).code == 0
+    children = start_two(runs, tmp_path / "two", *options)
+    assert [runs.zygote.wait(child) for child in children] == [0, 0]
+    torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "one"), rtol=1e-4, atol=1e-4)
+
+
+def test_a_job_that_fails_on_the_first_rank_alone_leaves_the_next_its_own_numbers(runs, tmp_path):
+    """A file stands where the folder of the first job's run would be, which the first rank alone opens."""
+    options = ("benchmark.iterations=[6,6]", "benchmark.checkpoints=[3]", "accumulation=2")
+    for name in ("alone", "first", "two"):
+        (tmp_path / name).mkdir()
+    assert runs(tmp_path / "first", *options, "seed=0").code == 0
+    assert runs(tmp_path / "alone", *options, "seed=1").code == 0
+    blocked = tmp_path / "two" / only_run(tmp_path / "first" / "runs").relative_to(tmp_path / "first")
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("no folder")
+    children = start_two(runs, tmp_path / "two", *options, "seed=0,1", "-m")
+    codes = [runs.zygote.wait(child) for child in children]
+    assert codes[0] != 0
+    blocked.unlink()
+    torch.testing.assert_close(losses(tmp_path / "two"), losses(tmp_path / "alone"), rtol=1e-4, atol=1e-4)
+
+
 def test_a_kill_of_two_processes_changes_nothing(runs, tmp_path):
     """In each phase: rows and weights are those of two undisturbed processes, bit for bit."""
     options = ("method=fire", "accumulation=2", "benchmark.iterations=[12,12]", "benchmark.checkpoints=[6]")
@@ -238,6 +265,17 @@ def test_a_kill_of_two_processes_changes_nothing(runs, tmp_path):
     assert [runs.zygote.wait(child) for child in children] == [0, 0]
     assert "resumed at step" in runs.zygote.output(tmp_path / "killed", children[0], "err")
     assert_same(only_run(tmp_path / "killed" / "runs"), only_run(tmp_path / "undisturbed" / "runs"))
+
+
+def test_what_shapes_the_first_phase_is_in_its_identity_and_one_start_has_one_spelling(runs):
+    def task(*options: str) -> Task:
+        return Task.from_config(LANGUAGE.compose(*options, f"paths.data={runs.data}"))
+
+    shapes = [task(f"dataset.mix_by={mix_by}").first_phase_identity() for mix_by in ("sequence", "batch")]
+    assert shapes[0] != shapes[1]
+    thousand = ("benchmark.iterations=[2000,2]", "benchmark.checkpoints=[1000]")
+    one, other = (task(*thousand, f"benchmark.start={start}").identity() for start in ("1k", "1000"))
+    assert one == other
 
 
 def test_accumulation_must_be_dealt_out(runs, monkeypatch):

@@ -9,6 +9,7 @@ from torchvision.transforms import functional as reference
 from harness.config.errors import ConfigError
 from tests.programs import ALIKE, VISION, rows
 from vision.data.augment import PADDING, crop_and_flip
+from vision.phase import batches
 from vision.task import Task
 
 
@@ -54,3 +55,11 @@ def test_bits_cannot_be_cropped() -> None:
     options = (*ALIKE, "experiment=plasticity_slowly_changing_regression", "augmentation=crop_flip")
     with pytest.raises(ConfigError, match="augmentation=crop_flip is of images"):
         Task.from_config(VISION.compose_only(options))
+
+
+@pytest.mark.parametrize("name", ["contiguous", "channels_last"])
+def test_images_keep_the_layout_in_memory_that_was_asked_for(name: str) -> None:
+    options = (*ALIKE, "benchmark=warm_start", "augmentation=crop_flip", "model=small_resnet")
+    task = Task.from_config(VISION.compose_only((*options, f"memory_format={name}")))
+    images, _ = next(batches(task, 0))
+    assert images.is_contiguous(memory_format=task.memory_format)

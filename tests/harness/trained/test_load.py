@@ -18,6 +18,7 @@ from harness.config.groups import compose_with_hydra, without_hydra
 from harness.run import checkpoint
 from harness.trained.options import recompose
 from tests.programs import ALIKE, CLOCKS, DQN, LANGUAGE, SAC, SMALL, VISION, Program, only_run, rows
+from vision.task import Task as VisionTask
 
 RUNS: dict[str, tuple[Program, tuple[str, ...]]] = {
     "vision": (VISION, ("method=fire", "epochs=1")),
@@ -112,6 +113,20 @@ def test_weights_fit_torchvision_s_own_class(tmp_path: Path) -> None:
     images = torch.randint(0, 256, (4, 1, 8, 8), dtype=torch.uint8)
     x = trained.preprocess(images).double()
     assert torch.allclose(other.eval().double()(x), trained.model.double()(x))
+
+
+@pytest.mark.parametrize("stream", ["permuted", "permuted_online", "random_labels"])
+def test_images_are_shown_to_a_network_as_it_saw_them_last(stream: str, tmp_path: Path) -> None:
+    options = (f"benchmark={stream}", "benchmark.tasks=2", "benchmark.samples=64", "epochs=1", "cache=off")
+    trained = harness.load(VISION.run(tmp_path, *options))
+    task = VisionTask.from_config(VISION.compose(*options))
+    phase = task.phases[1]
+    samples = phase.train[:5]
+    images, _ = task.train_batch(1, torch.from_numpy(samples))
+    if stream != "random_labels":  # a task's data set holds the run's images alone
+        samples = phase.change.keywords["images"][samples]
+    stored = task.data.train_images[samples]
+    assert torch.allclose(trained.preprocess(stored), images, atol=1e-5)
 
 
 def test_an_older_state_is_loaded_only_where_the_newest_is_damaged(
