@@ -30,7 +30,8 @@ class FireHook:
     """Asks the trigger after each step of an optimizer, and acts where it fires, or where the loop calls `act`.
 
     Its state goes into the optimizer's `state_dict()` and comes back with `load_state_dict`, so whatever saves the
-    optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again. Several hooks
+    optimizer (accelerate's `save_state`, timm's saver) saves it too. A resumed run does not fire again, if the hook is
+    made before the optimizer's state is loaded: the optimizer drops what it does not know. Several hooks
     of one optimizer must be made in the same order when a run is resumed. Torch's distributed checkpoints
     (`get_optimizer_state_dict`; accelerate under FSDP) drop it: save `hook.state_dict()` beside them, and load it after
     the optimizer's state.
@@ -116,9 +117,10 @@ class FireHook:
         self.intervention.load_state_dict(state)
 
     def remove(self) -> None:
-        """Remove the hooks from the optimizer."""
+        """Remove the hooks from the optimizer, and those of a trigger that measures activations from the model."""
         for remove in self._removals:
             remove()
+        self.intervention.trigger.close()
 
 
 def _keys() -> Iterator[str]:

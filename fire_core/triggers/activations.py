@@ -65,6 +65,11 @@ class ActivationTrigger(Measured):
         self._hooks = ExitStack()
         self._read = self._hooks.enter_context(self.watch(net, only_training))
 
+    def close(self) -> None:
+        if self._hooks is not None:
+            self._hooks.close()
+            self._hooks = None
+
     def measure(self, net: Net) -> Tensor | None:
         if self._probe is not None:
             with net.mode(training=False), torch.no_grad(), self.watch(net, only_training=False) as read:

@@ -134,6 +134,9 @@ class Trigger:
         """Return the names of the metrics that the trigger follows."""
         return set()
 
+    def close(self) -> None:
+        """Take off the hooks that the trigger has put on the model, if a measurement is due; call it after training."""
+
     def check_metrics(self, metrics: Collection[str]) -> None:
         """Check that a loop which gives these metrics gives all that the trigger follows.
 
@@ -216,6 +219,10 @@ class Either(Trigger):
 
     def earliest(self, after: int = 0) -> float:
         return min(part.earliest(after) for part in self.parts)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
 
     def needs(self) -> set[str]:
         return {name for part in self.parts for name in part.needs()}

@@ -84,6 +84,8 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
     if not _is_left_to_hydra(overrides, arguments):
         _check_options(overrides, config_name, arguments)
     _check_chain_options(overrides)
+    if arguments.multirun:
+        _refuse_searched_chains(overrides)
     list_parts_of_chain(arguments.overrides, Path(arguments.config_dir) if arguments.config_dir else None)
     return arguments
 
@@ -423,6 +425,17 @@ def configs_of_data_options(config_name: str, command_lines: Sequence[list[str]]
                 composed.add(options)
                 folder = Path(arguments.config_dir) if arguments.config_dir else None
                 yield compose_with_hydra(config_name, options, folder)
+
+
+def _refuse_searched_chains(overrides: Sequence[Override]) -> None:
+    """Refuse `tuned=searched` of chains in a sweep, whose jobs would all take the values of one chain.
+
+    Hydra reads which file has a chain's values before it reads `method.of` of a job.
+    """
+    chosen = {(o.key_or_group, value) for o in overrides if o.is_sweep_override() for value in values_of(o)}
+    chosen |= {(o.key_or_group, str(o.value())) for o in overrides if not o.is_sweep_override()}
+    if {("method", "chain"), ("tuned", "searched")} <= chosen:
+        raise ConfigError("tuned=searched with method=chain is for single runs: leave out -m, and start one for each")
 
 
 def _check_chain_options(overrides: Sequence[Override]) -> None:

@@ -117,6 +117,8 @@ def tuned_values_taken(runtime: RuntimeConf, given: Sequence[str] = ()) -> str |
         return None
     groups = ("tuned/values", "tuned/searched")
     files = [f"{group}/{choices[group]}.yaml" for group in groups if choices.get(group, "none") != "none"]
+    chain = next((option.partition("=")[2] for option in given if option.startswith("method.of=")), "fire+muon")
+    files = [re.sub(r"(?<=^tuned/searched/)(\w+)/chain\.yaml$", rf"\1/{chain}.yaml", file) for file in files]
     folders = [Path(source.path) for source in runtime.config_sources if source.schema == "file"]
     if existing := [f"conf/{file}" for file in files if any((folder / file).exists() for folder in folders)]:
         return f"tuned values: {', '.join(existing)}"

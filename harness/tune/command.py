@@ -165,6 +165,11 @@ def read_request(argv: Sequence[str]) -> Request:
     def options_of(method: str) -> list[str]:
         return [*QUIET, *held_out, *given, *options_of_method(method)]
 
+    tuned = next((option.partition("=")[2] for option in given if option.startswith("tuned=")), "auto")
+    if tuned == "searched":
+        raise ConfigError("tuned=searched is what a search gives: a search begins with tuned=auto or none")
+    if publish and tuned != "auto":
+        raise ConfigError(f"publish= is for tuned=auto, whose values tuned=searched completes: not with tuned={tuned}")
     search = Search(program, options_of, int(own["trials"]), seeds, Path(), "")
     for method in methods or ["base"]:
         if lr_is_idle(config := search.compose(method)):
@@ -177,6 +182,8 @@ def read_request(argv: Sequence[str]) -> Request:
     if metric.startswith("test/") and "holdout" in config and not config.holdout:
         held_out.append("holdout=0.1")
         config = search.compose(methods[0] if methods else "base")
+        if not config.holdout:
+            raise ConfigError("holdout=0 would choose on the images that results report: leave it out, or give a share")
         trainer.make_task(config)  # refuses if there are too few images to hold some out
     first_task = getattr(getattr(task, "benchmark", None), "lead", 0)  # of language: a mixture may come first
     search = replace(search, metric=metric, has_default_metric=metric == default_metric, first_task=first_task)

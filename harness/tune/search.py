@@ -116,7 +116,8 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
         ConfigError: a search space does not fit its class, the table is of another setting, or rows lack the metric.
     """
     all_trials: dict[tuple[str, int], Trial] = {}  # by method and number; without scores if not yet run
-    missing: dict[Job, tuple[str, int, int]] = {}  # a run to train -> its method, number of the trial, and seed
+    # A run to train -> the method, the number and the seed of each trial that it is of; trials may have equal options.
+    missing: dict[Job, list[tuple[str, int, int]]] = {}
     for method in methods:
         config, setting = search.compose(method), search.setting(method)
         kept = {option.partition("=")[0] for option in search.fixed_options(method)}
@@ -136,17 +137,17 @@ def tune(search: Search, methods: Sequence[str], workers: int | None = None) -> 
             if number not in in_table:
                 for seed in search.seeds:
                     job = Job(search.program, (*search.options_of(method), *options, f"seed={seed}"))
-                    missing[job] = (method, number, seed)
+                    missing.setdefault(job, []).append((method, number, seed))
     scores: dict[tuple[str, int], dict[int, float]] = {}  # method and number of the trial -> seed -> score
     for ended in run_jobs(missing, workers):
-        method, number, seed = missing[ended.job]
-        trial_scores = scores.setdefault((method, number), {})
-        trial_scores[seed] = score(ended.folder, search.metric, search.first_task)
-        if len(trial_scores) == len(search.seeds):
-            trial = replace(all_trials[method, number], scores=tuple(trial_scores[seed] for seed in search.seeds))
-            append(search.table, trial, search.seeds, search.program)
-            print(f"{method} {number} {trial.options or '(defaults)'}: {trial.score:.4f}", flush=True)
-            all_trials[method, number] = trial
+        for method, number, seed in missing[ended.job]:
+            trial_scores = scores.setdefault((method, number), {})
+            trial_scores[seed] = score(ended.folder, search.metric, search.first_task)
+            if len(trial_scores) == len(search.seeds):
+                trial = replace(all_trials[method, number], scores=tuple(trial_scores[s] for s in search.seeds))
+                append(search.table, trial, search.seeds, search.program)
+                print(f"{method} {number} {trial.options or '(defaults)'}: {trial.score:.4f}", flush=True)
+                all_trials[method, number] = trial
     return {method: [trial for (name, _), trial in all_trials.items() if name == method] for method in methods}
 
 

@@ -90,7 +90,8 @@ def _rows_of(content: bytes, path: Path, names: list[str]) -> list[dict[str, str
 def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None:
     """Add a trial to the table and its provenance to the file beside it; the table is created if there is none.
 
-    The table is replaced atomically, and a lock lets two searches add rows to it at the same time.
+    The table is replaced atomically, and a lock lets two searches add rows to it at the same time. A trial that the
+    other search has added meanwhile stays as it is.
 
     Args:
         path: the csv file.
@@ -112,6 +113,9 @@ def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None
         text = io.StringIO("" if is_new else path.read_text(encoding="utf-8"))
         text.seek(0, io.SEEK_END)
         writer = csv.writer(text, lineterminator="\n")
+        known = csv.reader(io.StringIO(text.getvalue()))
+        if [trial.setting, trial.method, str(trial.number)] in [row[:3] for row in known]:
+            return
         if is_new:
             writer.writerow(columns(seeds))
             provenance.file_of(path).unlink(missing_ok=True)  # left behind by a removed table

@@ -343,3 +343,25 @@ def test_what_fire_warns_of_is_in_the_report(tmp_path: Path, capsys: pytest.Capt
     assert report["numbers"] == {"all": 32, "projected": 16}
     # The advice of fire_'s warning needs initial weights, which the command cannot be given.
     assert "zero matrices have no nearest isometry and stay zero: a.weight" in report["notes"]
+
+
+@pytest.mark.parametrize("path", [(), ("state_dict",), ("state", "trainer", "modules", "model"), ("half", "_orig_mod")])
+def test_weights_below_any_key_are_read_projected_and_cut(path: tuple[str, ...], tmp_path: Path) -> None:
+    """Also below names that are methods of every module, and those of a compiled model."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    content: dict[str, object] = dict(model.state_dict())
+    if path[-1:] == ("_orig_mod",):
+        content = {f"_orig_mod.{name}": tensor for name, tensor in content.items()}
+    for key in [key for key in path if key != "_orig_mod"][::-1]:
+        content = {key: content}
+    average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    torch.save({"model_ema": average, **content}, tmp_path / "in.pt")
+    project(tmp_path / "in.pt", tmp_path / "out.pt", include=["*.weight"], blocks={"*0.weight": (4, 4)}, solver="exact")
+    fire_(model, solver="exact", blocks={"0.weight": (4, 4)})
+    projected: dict[str, object] = torch.load(tmp_path / "out.pt")
+    for name in ("0.weight", "2.weight"):
+        found = projected
+        for key in path:
+            found = found[key] if key != "_orig_mod" else {name: found[f"_orig_mod.{name}"]}
+        assert torch.allclose(found[name], model.state_dict()[name], atol=1e-6)
+        assert torch.allclose(projected["model_ema"][name], model.state_dict()[name], atol=1e-6)

@@ -1,14 +1,17 @@
 """What the triggers measure, against the definition in float64, and when they fire."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from fire_core import fire_
+from fire_core.integrations.torch import FireHook
 from fire_core.methods import Net
-from fire_core.triggers import Dormancy, Drift, EffectiveRank
+from fire_core.triggers import Dormancy, Drift, EffectiveRank, Trigger
 from fire_core.triggers.measured import Measured
 from fire_core.units.graph import Units, between
 from tests.triggers.loops import mlp
@@ -279,3 +282,18 @@ def test_a_model_in_float64(trigger) -> None:
         model(torch.randn(4, 8).double())
         firing = watching.ask(step, model)
     assert firing is not None
+
+
+@pytest.mark.parametrize("trigger", [lambda: Dormancy(0.9, every=10), lambda: EffectiveRank(1.0, every=10)])
+def test_a_hook_that_is_removed_leaves_nothing_on_the_model(trigger: Callable[[], Trigger], tmp_path: Path) -> None:
+    """Training has ended at a step after which a measurement was due."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    hook = FireHook(optimizer, model, trigger())
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(3, 4)).sum().backward()
+        optimizer.step()
+    hook.remove()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    torch.save(model, tmp_path / "model.pt")

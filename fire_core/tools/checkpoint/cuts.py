@@ -18,6 +18,7 @@ from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import FLOATS, CheckpointError, StoredTensor
 from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import resolve
+from fire_core.weights.topology import clean_name
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def cut_checkpoint(
         origin = "config.json"
     places = _parameter_names(checkpoint, parameters, origin)
     if module is None:
-        cuts = [_cut_of_tensor(stored, stored.name, parameters) for stored in checkpoint.tensors]
+        cuts = [_cut_of_tensor(stored, clean_name(stored.name), parameters) for stored in checkpoint.tensors]
         return CheckpointCuts(_without_copies(cuts), [note, *_unread(checkpoint)], without_model=True)
     cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
     notes = [*entries.warnings, *_unread(checkpoint)]
@@ -151,7 +152,7 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
     """
     names = [stored.name for stored in checkpoint.tensors]
     prefixes: Counter[str] = Counter()  # how many names are a parameter's behind each prefix
-    for name in names:
+    for name in map(clean_name, names):
         words = name.split(".")
         for i in range(len(words)):
             inner = ".".join(words[i:])
@@ -169,7 +170,7 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
     for prefix, count in prefixes.items():
         if count == most:
             for name in names:
-                inner = name.removeprefix(prefix)
+                inner = clean_name(name).removeprefix(prefix)
                 if inner in parameters:
                     parameter_names[name] = inner
     return parameter_names

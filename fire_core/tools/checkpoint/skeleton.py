@@ -172,13 +172,14 @@ def model_of_names(tensors: list[StoredTensor], declared: Sequence[str] = ()) ->
         *path, last = stored.name.split(".")
         if not stored.floating or not all([*path, last]):
             continue
-        with contextlib.suppress(KeyError):  # a name that is a tensor's and a module's at once
-            holder = root
-            for i, part in enumerate(path):
-                if part not in holder._modules:
-                    is_layer = ".".join(path[: i + 1]) in linear
-                    holder.add_module(part, nn.Linear(1, 1, bias=False, device="meta") if is_layer else nn.Module())
-                holder = holder.get_submodule(part)
-            weight = torch.empty(stored.tensor.shape, device="meta", dtype=stored.tensor.dtype)
-            holder.register_parameter(last, nn.Parameter(weight))
+        # Names such as `state_dict` and `half` are methods of every module, so that `add_module` would refuse them.
+        holder: nn.Module = root
+        for i, part in enumerate(path):
+            is_layer = ".".join(path[: i + 1]) in linear
+            new = nn.Linear(1, 1, bias=False, device="meta") if is_layer else nn.Module()
+            child = holder._modules.setdefault(part, new)
+            assert child is not None, "each child is a module"
+            holder = child
+        weight = torch.empty(stored.tensor.shape, device="meta", dtype=stored.tensor.dtype)
+        holder._parameters[last] = nn.Parameter(weight)
     return root

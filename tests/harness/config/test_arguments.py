@@ -54,3 +54,10 @@ def test_what_is_said_of_a_value_that_cannot_be_read_can_be_read(value: str) -> 
         parse_option(f"paths.runs={value}")
     (advice,) = shlex.split(str(caught.value).rpartition("quotes, ")[2])
     assert values_of(parse_option(advice)) == [value]
+
+
+def test_a_sweep_of_chains_does_not_take_searched_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["tuned=searched", "benchmark=warm_start", "method=base,chain", "method.of=fire+weight_decay", "-m"]
+    monkeypatch.setattr("sys.argv", ["vision", *words])
+    with pytest.raises(ConfigError, match="tuned=searched with method=chain is for single runs"):
+        read_arguments("vision")

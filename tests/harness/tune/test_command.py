@@ -20,7 +20,7 @@ from harness.config.build import build
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
 from harness.tune.command import Request, main, read_request, write_winner
-from harness.tune.search import effective, idle_in_runs, score, search_space
+from harness.tune.search import effective, idle_in_runs, score, search_space, tune
 from harness.tune.space import trials
 from harness.tune.table import Trial, append, best
 from harness.tune.table import read_table as read_trials
@@ -124,6 +124,9 @@ def test_a_trial_that_diverges_is_a_row_and_never_the_best(
         (("winners=here",), "winners= is publish= now"),
         (("table=/",), "table=/ is a folder"),
         (("program=sac", "publish=here"), r"publish=here is for vision: sac has no tuned=searched"),
+        (("tuned=searched",), "tuned=searched is what a search gives"),
+        (("tuned=none", "publish=here"), "publish= is for tuned=auto"),
+        (("benchmark=warm_start", "holdout=0"), "holdout=0 would choose on the images that results report"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options: tuple[str, ...], message: str) -> None:
@@ -490,3 +493,24 @@ def test_an_experiment_of_one_s_own_has_the_last_word(tmp_path: Path) -> None:
 def test_a_ratio_is_the_share_that_it_says() -> None:
     with pytest.raises(ConfigError, match="ratio=60 must divide 100"):
         build("benchmark", compose("vision", "benchmark=warm_start", "benchmark.ratio=60").benchmark)
+
+
+def test_trials_with_equal_options_are_one_run_and_each_has_its_score(tmp_path: Path) -> None:
+    """All that UPGD reads is fixed, and it has a rate of its own."""
+    few = (
+        "benchmark.tasks=2",
+        "benchmark.samples=64",
+        "epochs=1",
+        "model.hidden=4",
+        "cache=off",
+        "trials=2",
+        "seeds=1",
+    )
+    fixed = ("method=upgd", "method.lr=0.01", "method.weight_decay=1e-4", "method.sigma=1e-3")
+    request = parse(*fixed, *few, f"table={tmp_path / 'table.csv'}", f"paths.runs={tmp_path / 'runs'}")
+    (found,) = tune(request.search, request.methods, 1).values()
+    assert [trial.number for trial in found] == [0, 1]
+    assert found[0].scores == found[1].scores != ()
+    assert len(list((tmp_path / "runs" / "vision").iterdir())) == 1
+    append(request.search.table, found[0], request.search.seeds, "vision")
+    assert len(request.search.table.read_text().splitlines()) == 3, "a trial that is there is not added again"
