@@ -1,14 +1,14 @@
 """The processes of one run: a single one, or those that torchrun has started."""
 
-import contextlib
+import functools
 import io
 import logging
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
+Train = TypeVar("Train", bound=Callable[..., Any])
 # An order of rank 0 for a later job of a sweep, which came while this process was still at the one before.
 _early_orders: list[dict[str, Any]] = []
 
@@ -104,26 +105,6 @@ class ProcessGroup:
             return None
         return message["order"] or None
 
-    @contextlib.contextmanager
-    def in_step(self) -> Iterator[None]:
-        """Context in which all ranks work in step: a process that fails there ends, since the others wait for it.
-
-        Numbers that are not finite are all ranks' alike, so `Diverged` ends the run alone.
-
-        Raises:
-            SystemExit: there are several processes, and this one has failed.
-        """
-        try:
-            yield
-        except Diverged:
-            raise
-        except Exception as error:
-            if self.size == 1:
-                raise
-            if not user_facing(error):
-                traceback.print_exc()
-            exit_with(error)
-
     def maximum(self, *numbers: int) -> list[int]:
         """Return the largest of each number over the ranks. The numbers go over the CPU, so that no GPU waits."""
         if self.size == 1:
@@ -144,6 +125,28 @@ class ProcessGroup:
             with torch.no_grad():
                 for tensor in tensors:
                     dist.broadcast(tensor, 0)
+
+
+def in_step(train: Train) -> Train:
+    """Decorate a function of a task in which all ranks work in step: one that fails there ends its process.
+
+    The others would wait for it. Numbers that are not finite are all ranks' alike, so `Diverged` ends the run alone.
+    """
+
+    @functools.wraps(train)
+    def function(task: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return train(task, *args, **kwargs)
+        except Diverged:
+            raise
+        except Exception as error:
+            if task.group.size == 1:
+                raise
+            if not user_facing(error):
+                traceback.print_exc()
+            exit_with(error)
+
+    return cast(Train, function)
 
 
 def leave() -> None:

@@ -39,7 +39,7 @@ from language.phase import (
     make_row,
     pass_probe,
 )
-from language.process_group import leave
+from language.process_group import in_step, leave
 from language.task import Task, micro_batches, open_data
 from language.trained import load
 
@@ -62,6 +62,7 @@ def processes(task: Task) -> Iterator[bool]:
         yield False
 
 
+@in_step
 def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
     """Train from a checkpoint's state to the end of phase `stop - 1`; no method acts at the boundary after it.
 
@@ -81,16 +82,9 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
         TrainingError: a checkpoint that ends a phase could not be written.
         SystemExit: a signal asked the process to stop, and the state is saved; see `Loop`.
     """
-    group = task.group
+    config, group = task.config, task.group
     if group.rank == 0:
         group.give(task.name, state=state, stop=stop)
-    with group.in_step():
-        return train_in_step(task, run, state, stop)
-
-
-def train_in_step(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None) -> dict[str, Any]:
-    """Train as `train` says, when all processes have begun."""
-    config, group = task.config, task.group
     learner = Learner.new(task)
     if state is not None:
         with loading():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import metadata
 from traceback import walk_tb
-from typing import get_type_hints
+from typing import NoReturn, get_type_hints
 
 import torch
 import yaml
@@ -37,7 +37,7 @@ def wants_traceback() -> bool:
     return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
 
 
-def exit_with(error: Exception) -> None:
+def exit_with(error: Exception) -> NoReturn:
     """Print an error on one line and exit with its code."""
     print(f"error: {one_line(error)}", file=Stderr())
     raise SystemExit(exit_code(error)) from None
