@@ -435,6 +435,7 @@ class TensorOperations:
             given = dict(zip(("dim", "start", "length"), args, strict=False)) | kwargs
             start, length = given.get("start"), given.get("length")
             if name in ("narrow", "narrow_copy") and isinstance(start, int) and isinstance(length, int):
+                start += sum(rows for _, rows in joined.outputs) if start < 0 else 0
                 return self._taken_of_joined(flow, joined.outputs, start, start + length, node)
             flow = altered(flow, side_by_side=None)
         axis = axis_index(flow, dim) if isinstance(dim, int) else None

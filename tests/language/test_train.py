@@ -27,6 +27,11 @@ def undisturbed(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def task_of(runs: Runs, *options: str) -> Task:
+    """The task of a small run on the data of `runs`."""
+    return Task.from_config(LANGUAGE.compose(*options, f"paths.data={runs.data}"))
+
+
 def train_here(runs: Runs, folder: Path, *options: str) -> Path:
     """Train in this process on the data of `runs`, and return the run's folder."""
     return LANGUAGE.run(folder / "runs", f"paths.data={runs.data}", *options)
@@ -164,7 +169,7 @@ def test_methods(undisturbed, runs, tmp_path, options):
 )
 def test_wrong_input_is_one_line(runs, options, says):
     with pytest.raises(ConfigError, match=re.escape(says)) as caught:
-        Task.from_config(LANGUAGE.compose(*options, f"paths.data={runs.data}"))
+        task_of(runs, *options)
     assert "\n" not in str(caught.value)
 
 
@@ -268,17 +273,14 @@ def test_a_kill_of_two_processes_changes_nothing(runs, tmp_path):
 
 
 def test_what_shapes_the_first_phase_is_in_its_identity_and_one_start_has_one_spelling(runs):
-    def task(*options: str) -> Task:
-        return Task.from_config(LANGUAGE.compose(*options, f"paths.data={runs.data}"))
-
-    shapes = [task(f"dataset.mix_by={mix_by}").first_phase_identity() for mix_by in ("sequence", "batch")]
+    shapes = [task_of(runs, f"dataset.mix_by={mix_by}").first_phase_identity() for mix_by in ("sequence", "batch")]
     assert shapes[0] != shapes[1]
     thousand = ("benchmark.iterations=[2000,2]", "benchmark.checkpoints=[1000]")
-    one, other = (task(*thousand, f"benchmark.start={start}").identity() for start in ("1k", "1000"))
+    one, other = (task_of(runs, *thousand, f"benchmark.start={start}").identity() for start in ("1k", "1000"))
     assert one == other
 
 
 def test_accumulation_must_be_dealt_out(runs, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="accumulation=3 batches cannot be dealt to 2 processes"):
-        Task.from_config(LANGUAGE.compose("accumulation=3", f"paths.data={runs.data}"))
+        task_of(runs, "accumulation=3")

@@ -521,6 +521,7 @@ class Joined(nn.Module):
         lambda h: h.relu().split(D, -1),
         lambda h: (h[..., :D], h[..., D : 2 * D], h[..., -D:]),
         lambda h: (h.narrow(-1, 0, D), h.narrow(-1, D, D), h.narrow(-1, start=2 * D, length=D)),
+        lambda h: (h.narrow(-1, 0, D), h.narrow(-1, D, D), h.narrow(-1, -D, D)),
     ],
 )
 def test_of_joined_outputs_only_the_one_that_is_cut_is_several(divide: Callable[[Tensor], Any]) -> None:
