@@ -105,9 +105,13 @@ class Study:
         PROCESS_GROUP.write_text(str(os.getpgid(0)))
         for name in names:
             self.search(name)
-            commit(self.folder, f"{self.name}: what the search of {name} chose")
+            commit(self.tables(name), f"{self.name}: what the search of {name} chose")
             self.report(name)
-            commit(self.folder, f"{self.name}: the rows of {name}")
+            commit(self.tables(name), f"{self.name}: the rows of {name}")
+
+    def tables(self, name: str) -> list[Path]:
+        """Return the files of a stream that exist."""
+        return sorted(self.folder.glob(f"{name}.*"))
 
     def search(self, name: str) -> None:
         """Search every row of a stream, and write the chosen points and the power of the report.
@@ -307,11 +311,11 @@ def signal_queue(number: signal.Signals) -> None:
         sys.exit(f"error: no queue runs here ({PROCESS_GROUP} names none)")
 
 
-def commit(folder: Path, subject: str) -> None:
-    """Commit a study's tables, if they have changed."""
-    subprocess.run(["git", "add", "--", folder], cwd=ROOT, check=True)
-    if subprocess.run(["git", "diff", "--cached", "--quiet", "--", folder], cwd=ROOT).returncode:
-        subprocess.run(["git", "commit", "--quiet", "-m", subject, "--", folder], cwd=ROOT, check=True)
+def commit(files: Sequence[Path], subject: str) -> None:
+    """Commit these files alone, if they have changed."""
+    subprocess.run(["git", "add", "--", *files], cwd=ROOT, check=True)
+    if subprocess.run(["git", "diff", "--cached", "--quiet", "--", *files], cwd=ROOT).returncode:
+        subprocess.run(["git", "commit", "--quiet", "-m", subject, "--", *files], cwd=ROOT, check=True)
 
 
 def begun_elsewhere(table: Table, keys_of_seed: Sequence[Key], here: str) -> bool:

@@ -3,9 +3,11 @@
 import itertools
 import json
 import math
+import subprocess
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,27 @@ def test_choices_and_power_stay_as_they_were_when_the_report_began(
     with pytest.raises(SystemExit, match=r"now chooses lr=0.0014 for base, but its report has begun with lr=0.001; "):
         study.search("tiny")
     assert [path.read_bytes() for path in frozen] == marked
+
+
+def test_a_queue_commits_the_tables_of_its_stream_alone(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a stream that was interrupted lie beside it, and belong to no commit about another stream."""
+    study.folder.mkdir()
+    git = partial(subprocess.run, cwd=study.folder, check=True, capture_output=True, text=True)
+    git(["git", "init", "--quiet"])
+    git(["git", "config", "user.name", "a"])
+    git(["git", "config", "user.email", "a@example.com"])
+    for name in ("tiny.csv", "tiny.tasks.csv", "tiny_and_more.csv", "other.csv"):
+        (study.folder / name).write_text("row\n")
+    monkeypatch.setattr(driver, "ROOT", study.folder)
+    driver.commit(study.tables("tiny"), "the rows of tiny")
+    driver.commit(study.tables("tiny"), "nothing has changed")
+    assert git(["git", "log", "--format=%s", "--name-only"]).stdout.split("\n") == [
+        "the rows of tiny",
+        "",
+        "tiny.csv",
+        "tiny.tasks.csv",
+        "",
+    ]
 
 
 def test_rows_of_a_seed_stay_on_one_kind_of_cpu(tmp_path: Path) -> None:
