@@ -9,16 +9,16 @@ import pytest
 from tests.zygote import ROOT
 
 FOLDER = ROOT / "docs" / "studies" / "how_far"
-PAGE = (FOLDER / "index.md").read_text()
-SETTINGS = ("share 1", "share 0.5", "share 0.25")  # in the order of the page's columns
-RIVALS = {
-    ("FIRE", "kept"): ("half", "fire"),
-    ("FIRE", "put back"): ("half_biases", "fire_biases"),
-    ("random isometry", "kept"): ("half", "random_isometry"),
-    ("random isometry", "put back"): ("half_biases", "random_isometry_biases"),
-    ("full reset", "put back"): ("half_biases", "full_reset"),
-    ("S&P", "half's put back"): ("half_biases", "snp"),
+PAGES = {name: (FOLDER / f"{name}.md").read_text() for name in ("index", "tables")}
+SETTINGS = ("share 1", "share 0.5", "share 0.25")  # in the order of the columns
+COMPARED = {
+    "random labels, 100 % new": ("labels", "share 1"),
+    "random labels, 50 % new": ("labels", "share 0.5"),
+    "random labels, 25 % new": ("labels", "share 0.25"),
+    "CartPole": ("cartpole", ""),
 }
+RIVALS = ("fire", "random_isometry", "full_reset", "snp")  # likewise
+DIGITS = {"labels": 3, "cartpole": 1}
 ROWS = {
     "base: nothing": "base",
     "a new network for each task": "fresh",
@@ -42,6 +42,7 @@ ROWS = {
 }
 ENDS = {
     "base": "base",
+    "layer norm with decay": "layer_norm_decay",
     "new network": "fresh",
     "full reset": "full_reset",
     "S&P": "snp",
@@ -52,7 +53,6 @@ ENDS = {
     "half, biases back": "half_biases",
     "random isometry, biases back": "random_isometry_biases",
 }
-AGENT_RIVALS = {"FIRE": "fire", "random isometry": "random_isometry", "full reset": "full_reset", "S&P": "snp"}
 AGENT_ROWS = {
     "base: nothing": "base",
     "a new network for each task": "fresh",
@@ -65,12 +65,12 @@ AGENT_ROWS = {
 }
 
 
-def table(heading: str) -> Iterator[list[str]]:
+def table(page: str, heading: str) -> Iterator[list[str]]:
     """Yield the cells of each line of the table whose heading begins so, its heading first."""
-    (text,) = re.findall(rf"^\| {re.escape(heading)}.*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
-    for line in text.replace("**", "").splitlines():
+    (text,) = re.findall(rf"^\| {re.escape(heading)}.*\n(?:\|.*\n)+", PAGES[page], re.MULTILINE)
+    for line in text.replace("*", "").splitlines():
         if not line.startswith("|---"):
-            yield [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+            yield [cell.strip() for cell in line.strip()[1:-1].split("|")]
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +82,33 @@ def rows() -> pd.DataFrame:
 
 
 def test_effects_intervals_and_outcomes() -> None:
-    outcomes = pd.read_csv(FOLDER / "outcomes.csv").set_index(["setting", "row", "rival"])
-    _, *lines = table("half minus | biases")
-    assert {(rival, biases) for rival, biases, *_ in lines} == RIVALS.keys()
-    for rival, biases, *cells in lines:
-        for setting, cell in zip(SETTINGS, cells, strict=True):
-            told = outcomes.loc[(setting, *RIVALS[rival, biases])]
-            assert cell == f"{told.effect:.3f} ({told.low:.3f} to {told.high:.3f}), {told.outcome}"
+    """The table holds each comparison of the family, once, and no others."""
+    outcomes = pd.read_csv(FOLDER / "outcomes.csv").fillna({"setting": ""})
+    told = {}
+    for line in outcomes.itertuples():
+        digits = DIGITS[line.stream]
+        rival, biases = str(line.rival).removesuffix("_biases"), "put back" if "_biases" in line.row else "kept"
+        numbers = f"{line.effect:.{digits}f} ({line.low:.{digits}f} to {line.high:.{digits}f}), {line.outcome}"
+        words = f"{numbers}, descriptive" if line.descriptive else numbers
+        told[line.stream, line.setting, biases, rival] = words
+    _, *lines = table("index", "half minus | biases")
+    shown, place = {}, ("", "")
+    for name, biases, *cells in lines:
+        place = COMPARED[name] if name else place  # an empty cell repeats the one above
+        shown |= {(*place, biases, rival): cell for rival, cell in zip(RIVALS, cells, strict=True) if cell}
+    assert shown == told
     assert outcomes.p_difference[outcomes.stream == "labels"].max() < 1e-4
 
 
+def test_settings_without_a_loss_are_marked() -> None:
+    outcomes = pd.read_csv(FOLDER / "outcomes.csv").fillna({"setting": ""})
+    shown = outcomes.groupby(["stream", "setting"]).loss_shown.first()
+    for name, place in COMPARED.items():
+        assert (f"| *{name}* |" in PAGES["index"]) is not shown[place], name
+
+
 def test_all_rows(rows: pd.DataFrame) -> None:
-    _, *lines = table("row | 100 %")
+    _, *lines = table("tables", "row | 100 %")
     assert {name for name, *_ in lines} == ROWS.keys()
     for name, *cells in lines:
         for setting, cell in zip(SETTINGS, cells, strict=True):
@@ -104,26 +119,16 @@ def test_all_rows(rows: pd.DataFrame) -> None:
 
 
 def test_ends_of_tasks(rows: pd.DataFrame) -> None:
-    (_, *names), *lines = table("|")
+    (_, *names), *lines = table("tables", "|")
     assert {*names} == ENDS.keys()
     for setting, (_, *cells) in zip(SETTINGS, lines, strict=True):
         told = [f"{rows.loc[ENDS[name], setting]['task_end/accuracy']:.3f}" for name in names]
         assert cells == told, setting
 
 
-def test_effects_and_outcomes_on_cartpole() -> None:
-    outcomes = pd.read_csv(FOLDER / "outcomes.csv").set_index(["stream", "row", "rival"])
-    _, *lines = table("half minus | seeds")
-    assert [name for name, *_ in lines] == [*AGENT_RIVALS]
-    for name, *cells in lines:
-        told = outcomes.loc["cartpole", "half", AGENT_RIVALS[name]]
-        outcome = f"{told.outcome}, descriptive" if told.descriptive else told.outcome
-        assert cells == [str(told.seeds), f"{told.effect:.1f} ({told.low:.1f} to {told.high:.1f})", outcome], name
-
-
 def test_rows_on_cartpole() -> None:
     runs = pd.read_csv(FOLDER / "cartpole.csv").set_index(["row", "seed"])
-    _, *lines = table("row | seeds")
+    _, *lines = table("tables", "row | seeds")
     assert [name for name, *_ in lines] == [*AGENT_ROWS]
     assert {*AGENT_ROWS.values()} == {*runs.index.get_level_values("row")}
     for name, *cells in lines:
