@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fire_core.methods import Context
+from fire_core.methods.protocol import Net
 from fire_core.triggers import Firing
 from harness.training import seeding
 from harness.training.boundary import At, seed_of_new_networks
@@ -59,16 +60,15 @@ def losses_on(task: Task, learner: Learner, rows: Mapping[str, Tensor]) -> dict[
         learner: the learner, whose network is evaluated.
         rows: held-out tokens by name, int64 (n, block_size + 1) each.
     """
-    learner.model.eval()
     losses = {}
-    for name, sequences in rows.items():
-        total = torch.zeros((), dtype=torch.float64)
-        for batch in own_batches(task, sequences):
-            batch = batch.to(task.device)
-            with task.autocast():
-                total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
-        losses[name] = task.group.sum_(total).item() / len(sequences)
-    learner.model.train()
+    with Net({"model": learner.model}, {}).mode(training=False):
+        for name, sequences in rows.items():
+            total = torch.zeros((), dtype=torch.float64)
+            for batch in own_batches(task, sequences):
+                batch = batch.to(task.device)
+                with task.autocast():
+                    total += learner.model(batch[:, :-1], batch[:, 1:])[1].double().cpu() * len(batch)
+            losses[name] = task.group.sum_(total).item() / len(sequences)
     return losses
 
 
@@ -167,18 +167,18 @@ def divergence(task: Task, learner: Learner, old: dict[str, Tensor], rows: Mappi
         old: earlier weights of the network, by parameter name.
         rows: held-out tokens by name, int64 (n, block_size + 1) each.
     """
-    learner.model.eval()
     total, count = torch.zeros((), dtype=torch.float64), 0
-    for sequences in rows.values():
-        for batch in own_batches(task, sequences):
-            batch = batch.to(task.device)
-            with task.autocast():
-                old_logits = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]
-                new_logits = learner.model(batch[:, :-1], batch[:, 1:])[0]
-            log_p, log_q = (logits.float().log_softmax(-1) for logits in (old_logits, new_logits))  # (B, T, vocab_size)
-            total += (log_p.exp() * (log_p - log_q)).sum().double().cpu()
-        count += sequences[:, 1:].numel()
-    learner.model.train()
+    with Net({"model": learner.model}, {}).mode(training=False):
+        for sequences in rows.values():
+            for batch in own_batches(task, sequences):
+                batch = batch.to(task.device)
+                with task.autocast():
+                    old_logits = functional_call(learner.model, old, (batch[:, :-1], batch[:, 1:]))[0]
+                    new_logits = learner.model(batch[:, :-1], batch[:, 1:])[0]
+                # (B, T, vocab_size)
+                log_p, log_q = (logits.float().log_softmax(-1) for logits in (old_logits, new_logits))
+                total += (log_p.exp() * (log_p - log_q)).sum().double().cpu()
+            count += sequences[:, 1:].numel()
     return task.group.sum_(total).item() / count
 
 

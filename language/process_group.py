@@ -90,14 +90,14 @@ class ProcessGroup:
             return value
         return torch.load(io.BytesIO(data.numpy().tobytes()), map_location=self.device, weights_only=True)
 
-    def give(self, job: str, **order: Any) -> None:
+    def send_order(self, job: str, **order: Any) -> None:
         """On rank 0, tell the others what to do in a job of a sweep; without an order, that the job is done."""
         self.broadcast({"job": job, "order": order})
 
     def next_order(self, job: str) -> dict[str, Any] | None:
         """On other ranks, return rank 0's next order for a job; None if it is done, or rank 0 has gone on to another.
 
-        Rank 0 goes on without a word if a job fails before it is trained, as when its folder cannot be opened.
+        Rank 0 sends nothing for a job that fails before it is trained, as when its folder cannot be opened.
         """
         message = _early_orders.pop() if _early_orders else self.broadcast()
         if message["job"] != job:
@@ -127,10 +127,11 @@ class ProcessGroup:
                     dist.broadcast(tensor, 0)
 
 
-def in_step(train: Train) -> Train:
-    """Decorate a function of a task in which all ranks work in step: one that fails there ends its process.
+def exit_if_a_rank_fails(train: Train) -> Train:
+    """Decorate a function of a task that all ranks run together: if it fails on one rank, that process exits.
 
-    The others would wait for it. Numbers that are not finite are all ranks' alike, so `Diverged` ends the run alone.
+    The others would wait for it for ever, and torchrun ends them when one has exited. `Diverged` is raised on all ranks
+    at once, so it is passed on and ends this run alone.
     """
 
     @functools.wraps(train)

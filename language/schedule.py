@@ -10,9 +10,8 @@ class Length:
 
     Attributes:
         tokens: tokens that the phase trains on.
-        iterations: whole iterations (optimizer steps) that these tokens make.
+        iterations: whole iterations (optimizer steps) that these tokens make; the learning rate is lowest at the last.
         warmup: iterations of the linear warm-up.
-        decay: the iteration at which the learning rate reaches its lowest value.
         eval_interval: iterations between two evaluations; 0 in phases of fewer than 20 iterations.
         steps: optimizer steps that are made, one more than `iterations` with `extra_step`.
     """
@@ -20,7 +19,6 @@ class Length:
     tokens: int
     iterations: int
     warmup: int
-    decay: int
     eval_interval: int
     steps: int
 
@@ -55,8 +53,13 @@ def phase_length(
     if tokens <= 0:
         return None
     count = tokens // tokens_per_iteration
-    warmup = min(int(warmup_ratio * count), max_warmup)
-    return Length(tokens, count, warmup, count, min(max_eval_interval, count // 20), count + extra_step)
+    return Length(
+        tokens,
+        iterations=count,
+        warmup=min(int(warmup_ratio * count), max_warmup),
+        eval_interval=min(max_eval_interval, count // 20),
+        steps=count + extra_step,
+    )
 
 
 def learning_rate(iteration: int, warmup: int, decay: int, lr: float, min_lr: float) -> float:

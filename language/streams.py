@@ -61,7 +61,8 @@ class Stream(Benchmark):
         data = Mixture(files, (share,) * len(names), setting.block_size, "sequence")
         val: dict[str, tuple[TokenFile, float]] = {task or name: (corpora[name]["val"], share) for name in names}
         steps = iterations or self.iterations
-        length = Length(steps * setting.tokens_per_iteration, steps, 0, steps, 0, steps)
+        tokens = steps * setting.tokens_per_iteration
+        length = Length(tokens, iterations=steps, warmup=0, eval_interval=0, steps=steps)
         return Phase(data, val, length, rows=ROWS)
 
 

@@ -220,7 +220,7 @@ class Task:
     def rate_factor(self, index: int, step: int) -> float:
         """Return the factor of the base learning rate for step `step` of phase `index`."""
         length = self.phases[index].length
-        return learning_rate(step, length.warmup, length.decay, 1.0, self.config.min_lr_ratio)
+        return learning_rate(step, length.warmup, length.iterations, 1.0, self.config.min_lr_ratio)
 
     @property
     def tokens_per_step(self) -> int:

@@ -39,7 +39,7 @@ from language.phase import (
     make_row,
     pass_probe,
 )
-from language.process_group import in_step, leave
+from language.process_group import exit_if_a_rank_fails, leave
 from language.task import Task, micro_batches, open_data
 from language.trained import load
 
@@ -55,14 +55,14 @@ def processes(task: Task) -> Iterator[bool]:
     """Yield True on rank 0, which has the run folder; on others, train whatever rank 0 trains and then yield False."""
     if task.group.rank == 0:
         yield True
-        task.group.give(task.name)  # nothing more is to be trained in this job
+        task.group.send_order(task.name)  # nothing more is to be trained in this job
     else:
         while (order := task.group.next_order(task.name)) is not None:
             train(task, None, **order)
         yield False
 
 
-@in_step
+@exit_if_a_rank_fails
 def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int | None = None) -> dict[str, Any]:
     """Train from a checkpoint's state to the end of phase `stop - 1`; no method acts at the boundary after it.
 
@@ -84,7 +84,7 @@ def train(task: Task, run: Run | None, state: dict[str, Any] | None, stop: int |
     """
     config, group = task.config, task.group
     if group.rank == 0:
-        group.give(task.name, state=state, stop=stop)
+        group.send_order(task.name, state=state, stop=stop)
     learner = Learner.new(task)
     if state is not None:
         with loading():

@@ -19,7 +19,7 @@ def load(config: DictConfig, state: dict[str, Any]) -> Trained:
     task = Task.from_config(config)
     learner = Learner.new(task)
     preprocess = functools.partial(tokens_of, task, state["phase"])
-    measure = functools.partial(evaluate_in_evaluation_mode, task, learner)
+    measure = functools.partial(evaluate, task, learner)
     return Trained.of("language", task, learner, state, preprocess, measure)
 
 
@@ -46,10 +46,3 @@ def text_of(task: Task, phase: int, tokens: Tensor) -> str:
     if relabel is not None:
         plain = relabel(torch.arange(task.vocab_size)).argsort()[plain]
     return get_tokenizer(task.config.tokenizer).decode(plain.tolist())
-
-
-def evaluate_in_evaluation_mode(task: Task, learner: Learner) -> dict[str, float]:
-    """Return the losses of `evaluate`, and leave the model in evaluation mode."""
-    losses = evaluate(task, learner)
-    learner.model.eval()
-    return losses

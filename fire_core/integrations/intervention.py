@@ -86,7 +86,10 @@ class FireWith(Method):
         # `fire_` changes nothing of a network that it refuses; the networks before that one are changed by then.
         with net.unchanged_on_error(context.optimizers) if len(net.modules) > 1 else nullcontext():
             for name, module in net.modules.items():
-                exclude = [*selectors_of("exclude", self.all_options["exclude"]), *net.left_alone(name, context.spared)]
+                exclude = [
+                    *selectors_of("exclude", self.all_options["exclude"]),
+                    *net.spared_or_shared(name, context.spared),
+                ]
                 options = {"init": net.init.get(name), **self.options, "exclude": exclude}
                 if reports:
                     options.pop("masters", None)  # given masters are those of the first network
@@ -309,7 +312,7 @@ class Intervention:
             spared=frozenset(self.kept), trainable_only=self.trainable_only,
         )  # fmt: skip
         # Weights may have been frozen or unfrozen since the run began.
-        context = replace(context, spared=context.protected(self.net))
+        context = replace(context, spared=context.spared_or_frozen(self.net))
         self._write_masters_to_weights()
         masters = self._masters = self._all_masters()
         samples_before = {key: _sample(weight) for key, weight in self._weights().items()}

@@ -58,7 +58,7 @@ class Chain(Method):
         self.follows_gradients = any(method.follows_gradients for method in methods.values())
         self.builds_networks = any(method.builds_networks for method in methods.values())
         self.uses_initial_weights = any(method.uses_initial_weights for method in methods.values())
-        self.acts_on_optimizer_alone = any(method.acts_on_optimizer_alone for method in methods.values())
+        self.needs_kept_optimizer = any(method.needs_kept_optimizer for method in methods.values())
 
     def check(self, net: Net) -> None:
         for method in self.methods.values():

@@ -73,7 +73,7 @@ class Fire(Method):
                     layout=self.layout or net.layout,
                     optimizer=optimizers_that_hold(context.optimizers, module.parameters()),  # empty for a target
                     init=net.init[name],
-                    exclude=net.left_alone(name, context.spared),
+                    exclude=net.spared_or_shared(name, context.spared),
                     trainable_only=self.trainable_only,
                     **options,
                 )

@@ -95,7 +95,7 @@ def chains(modules: Mapping[str, nn.Module]) -> list[list[Link]]:
 
 @torch.no_grad()
 def recycle_rows_(
-    networks: Sequence[Sequence[Link]], masks: Sequence[Tensor], context: Context, spared: int = 1
+    networks: Sequence[Sequence[Link]], masks: Sequence[Tensor], context: Context, last_layers_kept: int = 1
 ) -> None:
     """Redraw the incoming weights and biases of masked units, and restart the step counters of their weights.
 
@@ -106,12 +106,12 @@ def recycle_rows_(
         networks: the chain of each network.
         masks: which units of each layer are recycled, (units,) bool; the layers of the first chain, then of the second.
         context: gives the generator and the optimizers.
-        spared: how many of each chain's last layers are left alone.
+        last_layers_kept: how many of each chain's last layers stay as they are.
     """
     remaining_masks = iter(masks)
     for links in networks:
         network_masks = list(itertools.islice(remaining_masks, len(links)))
-        for link, reader, mask in zip(links, links[1:], network_masks[: len(links) - spared], strict=False):
+        for link, reader, mask in zip(links, links[1:], network_masks[: len(links) - last_layers_kept], strict=False):
             _recycle_rows_of_layer_(link, reader, mask, context)
 
 

@@ -24,7 +24,7 @@ class FullReset(Method):
         self.builds_networks = weights == "new"
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        protected = context.protected(net)
+        protected = context.spared_or_frozen(net)
         reset_to = net.init if self.weights == "initial" else new_weights(context)
         with net.unchanged_on_error():
             for name, module in net.modules.items():

@@ -13,7 +13,7 @@ class OptimizerReset(Method):
     `boundary/optimizer_states_reset`; it is 0 for plain gradient descent, which has no state.
     """
 
-    acts_on_optimizer_alone = True
+    needs_kept_optimizer = True
     uses_initial_weights = False
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:

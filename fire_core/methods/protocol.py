@@ -85,7 +85,7 @@ class Net:
         buffers = dict.fromkeys(buffer for module in self.modules.values() for buffer in module.buffers())
         return [buffer for buffer in buffers if not overlaps_itself(local(buffer))]
 
-    def left_alone(self, name: str, spared: Collection[Tensor] = ()) -> list[nn.Parameter]:
+    def spared_or_shared(self, name: str, spared: Collection[Tensor] = ()) -> list[nn.Parameter]:
         """Return the parameters of the network `name` that a method must not change when it acts on that network.
 
         These are the `spared` ones and those that it shares with a network that comes before it (a common body), on
@@ -167,7 +167,7 @@ class Context:
             torch.rand(1, generator=self.generator, device="cpu")
         return torch.Generator().set_state(self._state_of_draws)
 
-    def protected(self, net: Net) -> frozenset[Tensor]:
+    def spared_or_frozen(self, net: Net) -> frozenset[Tensor]:
         """Return the parameters that a method must not change: the spared ones, and frozen ones if they are kept."""
         frozen = (p for p in net.parameters() if self.trainable_only and not p.requires_grad)
         return self.spared.union(frozen)
@@ -228,14 +228,14 @@ class Method(Saved):
             optimizer's, so that no other method may have acted after the step before.
         uses_initial_weights: whether the method may read `Net.init`. If not, loops of others store no copy of the
             initial weights for it.
-        acts_on_optimizer_alone: whether the method changes nothing but the optimizers' state at a boundary. Programs
-            refuse it where a boundary brings a new optimizer anyway.
+        needs_kept_optimizer: whether the method, or one of a chain, does nothing at a boundary but reset the
+            optimizers' state. Programs refuse it where a boundary brings a new optimizer anyway.
         restarts: what becomes of an agent's `optimizer`, `temperature` and `target` at a boundary, where the method
             needs something else than the program's default (`boundary.*` of `rl`).
     """
 
     restarts: Mapping[str, str] = {}
-    acts_on_optimizer_alone = False
+    needs_kept_optimizer = False
     follows_gradients = False
     builds_networks = False
     not_combinable = ""
@@ -255,10 +255,10 @@ class Method(Saved):
 
     @property
     def reads_layout(self) -> bool:
-        """Whether the method acts by `net.layout`, the network's own; programs refuse to set it in vain.
+        """Whether the method uses `net.layout`, the network's own layout: true if its option `layout` is None.
 
-        A method does that has an option `layout` and has None there. One without such an option that reads `net.layout`
-        returns True.
+        A method without such an option that uses `net.layout` overrides this. Where it is false, programs refuse
+        `model.layout=`, which would have no effect.
         """
         return getattr(self, "layout", "") is None
 

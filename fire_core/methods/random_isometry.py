@@ -66,7 +66,7 @@ class RandomIsometry(Fire):
         generator = context.own_draws()
         with net.unchanged_on_error():
             for name in net.modules:
-                for entry in self._matrices(net, name, net.left_alone(name, context.spared)):
+                for entry in self._matrices(net, name, net.spared_or_shared(name, context.spared)):
                     randomise_(entry, generator, self.redraws, keep_norm=self.projection.scale == "keep_norm")
             projection_report = super().at_boundary(net, context)
         # FIRE's numbers compare with the Gaussian matrices, not with the trained ones; left out, the trainer measures.

@@ -63,7 +63,9 @@ class ReDo(Method):
             networks = chains(net.modules)
             watch = OutputWatch([*itertools.chain(*networks)], rectified, only_training=False)
             masks = self._dormant(net, context, watch)
-            recycle_rows_(networks, masks, context, spared=2)  # the output layer and, as there, the last hidden layer
+            recycle_rows_(
+                networks, masks, context, last_layers_kept=2
+            )  # the output layer and, as there, the last hidden layer
         else:
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))

@@ -51,7 +51,7 @@ class ShrinkAndPerturb(Method):
 
     @torch.no_grad()
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
-        protected, generator = context.protected(net), context.own_draws()
+        protected, generator = context.spared_or_frozen(net), context.own_draws()
         with net.unchanged_on_error():
             for name, module in net.modules.items():
                 perturbation = net.init[name]
@@ -63,7 +63,7 @@ class ShrinkAndPerturb(Method):
                 scaled = perturbation
                 if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
                     scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
-                excluded = net.left_alone(name, protected)
+                excluded = net.spared_or_shared(name, protected)
                 shrink_and_perturb_(module, scaled, self.coef, excluded)
                 entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
                 for entry in entries:

@@ -122,7 +122,7 @@ class Dormancy(ActivationTrigger):
         threshold: Share = 0.1,
     ) -> None:
         super().__init__(above, None, every, rearm, cooldown)
-        self.dormant = threshold
+        self.dormant_threshold = threshold
         self._graph: tuple[list[nn.Module], list[Units]] | None = None  # all modules, and the units found in them
 
     @contextmanager
@@ -138,7 +138,9 @@ class Dormancy(ActivationTrigger):
             if not watch.samples:
                 return torch.tensor(torch.nan)
             means = [layer[None] for layer in watch.read(skip_unused=True)]  # (1, units) mean |activation| each
-            ratio = torch.tensor(dormant_ratio(means, self.dormant), dtype=torch.float32, device=means[0].device)
+            ratio = torch.tensor(
+                dormant_ratio(means, self.dormant_threshold), dtype=torch.float32, device=means[0].device
+            )
             return torch.where(torch.cat(means, 1).isfinite().all(), ratio, torch.nan)
 
         with watch.on():

@@ -72,9 +72,6 @@ def reset_optimizer_state(
 ) -> int:
     """Make optimizers treat parameters as if they had never seen them; all other state stays as it is.
 
-    Two things are otherwise. LBFGS has one history of all its parameters, which is reset as a whole, with a
-    `FireWarning`. Master copies of weights that stand in the state (`master_param`) are kept.
-
     The next step then changes these parameters exactly as a new optimizer with the same settings would, step counters
     and bias correction included. It works with every optimizer of `torch.optim` in its foreach, fused and capturable
     variants, with the optimizers inside a wrapper or a chain (Lookahead, accelerate, Lightning, Megatron's chained
@@ -83,6 +80,9 @@ def reset_optimizer_state(
     on it. A `FireWarning` says if the steps after the reset are not those of a new optimizer, for example because a
     counter belongs to a whole group of which only some parameters are reset; and if no new optimizer can be built, so
     that the state is set to zero in place.
+
+    There are two exceptions. LBFGS has one history of all its parameters, which is reset as a whole, with a
+    `FireWarning`. Master copies of weights that stand in the state (`master_param`) are kept.
 
     With `rows`, only these rows of the state (moments, slow weights) get their first values, for methods that replace
     single units. The step counter belongs to the whole parameter and is kept. If a parameter has state without such

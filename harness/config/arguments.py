@@ -35,8 +35,8 @@ from harness.config.groups import (
     choices,
     compose_with_hydra,
     groups_of,
-    list_parts_of_chain,
     quoted,
+    register_parts_of_chain,
     unknown_choice,
 )
 from harness.config.paths import expanded, place
@@ -46,16 +46,35 @@ FOLDERS_OF_HYDRA = ("hydra.run.dir", "hydra.sweep.dir")
 HOW_TO_WRITE = "options are written option=value, and --help names them"
 
 
-def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Namespace:
+class CommandLine(Namespace):
+    """The flags and options of a command line, as Hydra's parser returns them, and what was found out about its sweep.
+
+    Attributes:
+        overrides: the options, such as `method=fire`.
+        multirun: whether -m was given.
+        config_dir: the user's folder of groups, without `~`.
+        help: whether --help was given.
+        sweeps: the options of each sweep that has to be run, mostly of one; see `_split_sweep`.
+        notes: lines about these sweeps for the user.
+    """
+
+    overrides: list[str]
+    multirun: bool
+    config_dir: str | None
+    help: bool
+    sweeps: list[list[str]]
+    notes: list[str]
+
+
+def read_arguments(config_name: str, words: Sequence[str] | None = None) -> CommandLine:
     """Read and check the flags and options of a command line, in any order.
+
+    The folder of --config-dir is also expanded in `sys.argv`, which Hydra reads again, and the parts of a chain are
+    made known to Hydra.
 
     Args:
         config_name: name of the program's root file in `conf/`, such as `vision`.
         words: the words of the command line; None: those of this process.
-
-    Returns:
-        What Hydra's parser returns, with two more attributes. `sweeps` is a list of command lines: the options of each
-        sweep that has to be run, mostly one (see `_split_sweep`). `notes` are lines about them for the user.
 
     Raises:
         ConfigError: a flag is unknown, or an option cannot be read, names nothing, or has several values without -m.
@@ -66,19 +85,10 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
         raise ConfigError(f"{message}; {HOW_TO_WRITE}")
 
     parser.error = refuse  # type: ignore[method-assign]
-    arguments = parser.parse_intermixed_args(words)
+    arguments = parser.parse_intermixed_args(words, CommandLine())
     if arguments.config_dir is not None:
-        folder = expanded(arguments.config_dir)
-        if not arguments.config_dir or not folder.is_dir():
-            raise ConfigError(
-                f"--config-dir={arguments.config_dir} is no folder: it holds groups of yours as conf/ does"
-            )
-        # Hydra reads sys.argv again and does not know `~`.
-        flag = re.compile(rf"(--config-dir=|-cd=?)?{re.escape(arguments.config_dir)}")
-        sys.argv = [(m[1] or "") + str(folder) if (m := flag.fullmatch(word)) else word for word in sys.argv]
-        arguments.config_dir = str(folder)
-    arguments.sweeps = [list(arguments.overrides)]
-    arguments.notes = list[str]()
+        arguments.config_dir = _expand_config_dir(arguments.config_dir)
+    arguments.sweeps, arguments.notes = [list(arguments.overrides)], []
     overrides = [parse_option(text) for text in arguments.overrides]
     _check_choices(overrides, config_name, arguments.config_dir)
     if not _is_left_to_hydra(overrides, arguments):
@@ -86,11 +96,25 @@ def read_arguments(config_name: str, words: Sequence[str] | None = None) -> Name
     _check_chain_options(overrides)
     if arguments.multirun:
         _refuse_searched_chains(overrides)
-    list_parts_of_chain(arguments.overrides, Path(arguments.config_dir) if arguments.config_dir else None)
+    register_parts_of_chain(arguments.overrides, Path(arguments.config_dir) if arguments.config_dir else None)
     return arguments
 
 
-def refuse_unknown(config_name: str, arguments: Namespace) -> None:
+def _expand_config_dir(given: str) -> str:
+    """Return the folder of --config-dir without `~`, and write it into `sys.argv`: Hydra, which reads it, knows no `~`.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    folder = expanded(given)
+    if not given or not folder.is_dir():
+        raise ConfigError(f"--config-dir={given} is no folder: it holds groups of yours as conf/ does")
+    flag = re.compile(rf"(--config-dir=|-cd=?)?{re.escape(given)}")
+    sys.argv = [(m[1] or "") + str(folder) if (m := flag.fullmatch(word)) else word for word in sys.argv]
+    return str(folder)
+
+
+def refuse_unknown(config_name: str, arguments: CommandLine) -> None:
     """Refuse options that name nothing, with the nearest names.
 
     It is called where Hydra has refused a command line whose check `read_arguments` had left to Hydra.
@@ -101,7 +125,7 @@ def refuse_unknown(config_name: str, arguments: Namespace) -> None:
     _check_options([parse_option(text) for text in arguments.overrides], config_name, arguments)
 
 
-def _is_left_to_hydra(overrides: Sequence[Override], arguments: Namespace) -> bool:
+def _is_left_to_hydra(overrides: Sequence[Override], arguments: CommandLine) -> bool:
     """Return whether Hydra itself refuses whatever `_check_options` would: plain values, and certainly a single run."""
     is_plain = all(
         override.type == OverrideType.CHANGE
@@ -230,7 +254,7 @@ def _check_choices(overrides: Sequence[Override], config_name: str, config_dir: 
             raise ConfigError(unknown_choice(group, name, config_name))
 
 
-def _check_options(overrides: Sequence[Override], config_name: str, arguments: Namespace) -> None:
+def _check_options(overrides: Sequence[Override], config_name: str, arguments: CommandLine) -> None:
     """Check options against the configurations that the chosen files of groups make.
 
     An option that none of them has is refused, and so are several values without -m. In `arguments`, a search is told
@@ -307,7 +331,7 @@ def _refuse_several_values(overrides: Sequence[Override], group_overrides: Seque
             )
 
 
-def _add_direction(arguments: Namespace, overrides: Sequence[Override], config: DictConfig) -> None:
+def _add_direction(arguments: CommandLine, overrides: Sequence[Override], config: DictConfig) -> None:
     """Tell a search whether more or less of the headline is better, unless the user has."""
     if "hydra.sweeper.direction" in [override.key_or_group for override in overrides]:
         return
@@ -357,7 +381,10 @@ def _swept_by_params(overrides: Sequence[Override], config: DictConfig) -> list[
 
 
 def _split_sweep(
-    arguments: Namespace, overrides: Sequence[Override], group_override: Override, composed: Callable[[str], DictConfig]
+    arguments: CommandLine,
+    overrides: Sequence[Override],
+    group_override: Override,
+    composed: Callable[[str], DictConfig],
 ) -> None:
     """Split a sweep so that each choice of a group runs with the options that it has.
 

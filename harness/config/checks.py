@@ -209,7 +209,7 @@ def check_method(
             or cannot work on the networks.
     """
     refuse_idle({f"method.{option}": f"with method.{other}" for option, other in method.idle_options().items()})
-    if method.acts_on_optimizer_alone and renewed_by:
+    if method.needs_kept_optimizer and renewed_by:
         raise ConfigError(f"method={name} would do nothing to an optimizer: {renewed_by} has a new one in each phase")
     for hook, reason in (without or {}).items():
         if method.overrides(hook):

@@ -1,4 +1,4 @@
-"""The options that every program shares, and what two of them set in torch."""
+"""The options that every program shares, and how device, threads, determinism and precision are set in torch."""
 
 import contextlib
 import re

@@ -57,7 +57,7 @@ def register(name: str, schema: type) -> None:
     ConfigStore.instance().store(name=f"{name}_schema", node=schema)
 
 
-def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None = None) -> None:
+def register_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None = None) -> None:
     """Tell Hydra which files conf/method/chain.yaml includes: the methods of the chain, and its searched values.
 
     The options of a method are included at `method.parts.<name>`. Hydra reads a defaults list before any value, so a
@@ -87,7 +87,7 @@ def list_parts_of_chain(overrides: Iterable[str] = (), config_dir: Path | None =
         )
 
 
-list_parts_of_chain()
+register_parts_of_chain()
 
 
 def methods_of(config: DictConfig) -> dict[str, dict[str, Any]]:
@@ -125,7 +125,7 @@ def compose_with_hydra(config_name: str, overrides: Iterable[str], config_dir: P
         config_dir: the user's folder of groups, as `--config-dir` names it.
     """
     overrides = list(overrides)
-    list_parts_of_chain(overrides, config_dir)
+    register_parts_of_chain(overrides, config_dir)
     if config_dir is not None:
         overrides.insert(0, searchpath(config_dir))
     GlobalHydra.instance().clear()

@@ -27,7 +27,9 @@ def available_bytes(device: torch.device | str = "cpu") -> int | None:
     return min(limits, default=None)
 
 
-def check_fits(option: str, capacity: int, bytes_each: float, device: torch.device | str, spare: float = 0.9) -> None:
+def check_fits(
+    option: str, capacity: int, bytes_each: float, device: torch.device | str, usable_share: float = 0.9
+) -> None:
     """Refuse a replay buffer that does not fit into the free memory.
 
     Args:
@@ -35,14 +37,14 @@ def check_fits(option: str, capacity: int, bytes_each: float, device: torch.devi
         capacity: number of transitions in the buffer, the value of that option.
         bytes_each: bytes of one transition.
         device: the device that will hold the buffer.
-        spare: share of the free memory that the buffer may use, in (0, 1].
+        usable_share: share of the free memory that the buffer may use, in (0, 1].
 
     Raises:
         ConfigError: the buffer does not fit; the message names a capacity that does.
     """
     free = available_bytes(device)
-    if free is not None and capacity * bytes_each > spare * free:
-        fits = int(spare * free / bytes_each)
+    if free is not None and capacity * bytes_each > usable_share * free:
+        fits = int(usable_share * free / bytes_each)
         fits -= fits % 1000 if fits >= 1000 else 0
         raise ConfigError(
             f"{option}={capacity} needs {capacity * bytes_each / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are "

@@ -1,1 +1,1 @@
-"""A process of ours: what it prints, the signals that it heeds, and worker processes."""
+"""What a process prints, the signals that it heeds, and worker processes."""

@@ -179,8 +179,8 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
 
     The phase is trained here if the cache lacks it.
     """
-    shape = without_folders(one_spelling(task.first_phase_identity()))
-    if shape is None or not config.cache:
+    phase_identity = without_folders(one_spelling(task.first_phase_identity()))
+    if phase_identity is None or not config.cache:
         return None
 
     def train(entry: Run) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
     cache = expanded(config.paths.cache)
     label = f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
     options, every = OmegaConf.to_yaml(config, resolve=True), config.checkpoint.every_seconds
-    state, rows = shared_first_phase(cache, label, shape, options, train, task.device, every)
+    state, rows = shared_first_phase(cache, label, phase_identity, options, train, task.device, every)
     return {**state, **NO_METHOD}, rows
 
 

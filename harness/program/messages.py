@@ -33,7 +33,10 @@ INSTALL_PLUGINS = (
 
 
 def wants_traceback() -> bool:
-    """Return whether the user asks for tracebacks, by HYDRA_FULL_ERROR=1 in the environment."""
+    """Return whether the user asks for tracebacks, by HYDRA_FULL_ERROR=1 in the environment.
+
+    A program sets this variable itself when it starts, and keeps what the user had asked for in FIRE_TRACEBACK.
+    """
     return os.environ.get("FIRE_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR")) == "1"
 
 

@@ -8,7 +8,6 @@ import contextlib
 import logging
 import os
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,13 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig
 
 from fire_core.tools.output import keep_output
-from harness.config.arguments import configs_of_data_options, number_of_jobs, read_arguments, refuse_unknown
+from harness.config.arguments import (
+    CommandLine,
+    configs_of_data_options,
+    number_of_jobs,
+    read_arguments,
+    refuse_unknown,
+)
 from harness.config.errors import ConfigError, TrainingError
 from harness.process.console import Stderr
 from harness.program.help import help_text
@@ -81,7 +86,7 @@ def run_program(
 
 
 @contextlib.contextmanager
-def _refusals_explained(config_name: str, arguments: Namespace) -> Iterator[None]:
+def _refusals_explained(config_name: str, arguments: CommandLine) -> Iterator[None]:
     """Raise the project's own message where Hydra refuses to compose an option that names nothing."""
     try:
         yield
@@ -90,7 +95,7 @@ def _refusals_explained(config_name: str, arguments: Namespace) -> Iterator[None
         raise
 
 
-def _command_lines(config_name: str, arguments: Namespace) -> list[list[str]]:
+def _command_lines(config_name: str, arguments: CommandLine) -> list[list[str]]:
     """Return the command lines that Hydra is to run, each with its flags before its options, and print notes on them.
 
     Returns:

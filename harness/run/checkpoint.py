@@ -49,21 +49,21 @@ def loading() -> Iterator[None]:
         ) from error
 
 
-def save(folder: Path, step: int, state: dict[str, Any], config: dict[str, Any], keep: int = 2) -> Path:
+def save(folder: Path, step: int, state: dict[str, Any], identity: dict[str, Any], keep: int = 2) -> Path:
     """Write `state` as the newest checkpoint of `folder` and delete all but the newest `keep`.
 
     Args:
         folder: the checkpoints' folder, created if absent.
         step: optimizer steps since the start of the run; orders the checkpoints.
         state: nested dicts, lists and tuples of tensors, numbers and strings.
-        config: the run's identity; a checkpoint is only loaded for an equal one.
+        identity: of the run; a checkpoint is only loaded for an equal one.
         keep: how many checkpoints stay.
 
     Raises:
         OSError: the disk is full or read-only; earlier checkpoints are as they were.
     """
     buffer = io.BytesIO()
-    torch.save({"format": FORMAT, "config": config, "step": step, "state": state}, buffer)
+    torch.save({"format": FORMAT, "config": identity, "step": step, "state": state}, buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGEST_DIGITS]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
@@ -80,7 +80,7 @@ def remove_old(folder: Path, keep: int) -> None:
 
 def load_newest(
     folder: Path,
-    config: dict[str, Any],
+    identity: dict[str, Any],
     device: torch.device | str = "cpu",
     check: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any] | None:
@@ -91,7 +91,7 @@ def load_newest(
 
     Args:
         folder: the checkpoints' folder.
-        config: the run's identity.
+        identity: of the run.
         device: the device of the state's tensors.
         check: raises a ValueError for a state that does not fit the run's other files.
 
@@ -103,7 +103,7 @@ def load_newest(
     for path in newest_first(folder):
         try:
             content = read(path, device)
-            if content["config"] != config:
+            if content["config"] != identity:
                 raise ValueError("it is of another run")
             state: dict[str, Any] = content["state"]
             if check is not None:

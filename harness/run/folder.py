@@ -5,13 +5,13 @@
     identity.json    the part of it that shapes the numbers: what the run is, and how it is executed
     env.json         versions, git commit, hardware of the newest start, with the step that it began at; `earlier` has
                      those of the starts before it, where they differ, oldest first
-    metrics.jsonl    one JSON object a line, `step` strictly increasing: which trackers mirror. Before the rows
-                     of a phase that a method acted before, a row {"kind": "boundary"} at the step of the row before it;
-                     where a trigger fired, a row {"kind": "firing"}, after the row of the same step if there is one
+    metrics.jsonl    one JSON object a line, mirrored by trackers; `step` never falls. Before the rows of a phase that a
+                     method acted before there is a row {"kind": "boundary"}, at the step of the measurement before it;
+                     where a trigger fired a row {"kind": "firing"}, after the row of the same step if there is one
     checkpoints/     the newest two; of a finished run the last
     checksums.json   of a finished run: SHA-256 of metrics.jsonl and DONE
     DONE             a JSON summary, written last
-    FAILED           or one line that says why training stopped; gone when the run is started again
+    FAILED           of a run that stopped with an error: one line that says why; gone when it is started again
 """
 
 import contextlib
@@ -139,15 +139,17 @@ class Run:
         Raises:
             TrainingError: a file cannot be read at the moment.
         """
-        if (done_file := self._text("DONE")) is None:
+        if (done_file := self._content_of("DONE")) is None:
             return None
         try:
-            return self._summary(done_file, self._text("metrics.jsonl") or b"", self._text("checksums.json"))
+            return self._summary(
+                done_file, self._content_of("metrics.jsonl") or b"", self._content_of("checksums.json")
+            )
         except ValueError as error:
             log.warning("%s is damaged: training it again (%s)", self.folder, error)
             return None
 
-    def _text(self, name: str) -> bytes | None:
+    def _content_of(self, name: str) -> bytes | None:
         """Return the bytes of a file of the folder; None if it does not exist."""
         path = self.folder / name
         with reading(path):
@@ -188,7 +190,7 @@ class Run:
 
         A damaged env.json cannot be rewritten; it is renamed.
         """
-        identity = self._identity_text()
+        identity = self._identity_json()
         with contextlib.suppress(OSError):
             if _is_damaged(self.folder / "identity.json", identity):
                 write_atomically(self.folder / "identity.json", identity)
@@ -211,9 +213,9 @@ class Run:
         state = self.newest_state(device)
         self._pending.clear()
         self._complete_bytes = state["metrics_bytes"] if state else 0
-        self._digest = hashlib.sha256((self._text("metrics.jsonl") or b"")[: self._complete_bytes])
+        self._digest = hashlib.sha256((self._content_of("metrics.jsonl") or b"")[: self._complete_bytes])
         self._last_step = state["last_row_step"] if state else -1
-        env_file = self._text("env.json")
+        env_file = self._content_of("env.json")
         starts = _starts_in(env_file or b"")
         this_start = {**environment(), "step": state["trainer"].get("step", 0) if state else 0}
         if starts and (changes := provenance.changes(starts[-1], this_start)):
@@ -227,7 +229,7 @@ class Run:
             with open(self.folder / "metrics.jsonl", "ab") as metrics:
                 metrics.truncate(self._complete_bytes)
             write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
-            write_atomically(self.folder / "identity.json", self._identity_text())
+            write_atomically(self.folder / "identity.json", self._identity_json())
             self._write_starts([*(starts or []), this_start])
         except OSError as error:
             raise self._cannot_write(error) from None
@@ -236,7 +238,7 @@ class Run:
         self.next_checkpoint = time.monotonic() + self.every_seconds
         return state["trainer"] if state else None
 
-    def _identity_text(self) -> bytes:
+    def _identity_json(self) -> bytes:
         return json.dumps(described(self.identity), indent=1).encode()
 
     def _starts(self) -> list[Mapping[str, Any]]:
@@ -245,7 +247,7 @@ class Run:
         Raises:
             TrainingError: env.json cannot be read at the moment.
         """
-        return _starts_in(self._text("env.json") or b"") or []
+        return _starts_in(self._content_of("env.json") or b"") or []
 
     def _put_env_aside(self) -> None:
         """Rename a damaged env.json, which cannot be written again: only it knows the environments of earlier starts.
@@ -289,7 +291,7 @@ class Run:
     def _check_rows(self, state: dict[str, Any]) -> None:
         """Raise a ValueError unless metrics.jsonl has all rows that were written before a checkpoint."""
         size = state["metrics_bytes"]
-        rows = (self._text("metrics.jsonl") or b"")[:size]
+        rows = (self._content_of("metrics.jsonl") or b"")[:size]
         ends_with_a_row = size == 0 or rows.endswith(b"\n")
         if len(rows) < size or not ends_with_a_row:
             raise ValueError("metrics.jsonl lacks rows that it was written with")

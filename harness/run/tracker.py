@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 class Tracker:
     """Mirrors nothing: `tracker=none`, and the interface of all trackers."""
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
-        """Note that the run starts, or resumes, in `folder`; `config` is its identity."""
+    def start(self, folder: Path, identity: dict[str, Any]) -> None:
+        """Note that the run starts, or resumes, in `folder`, and what its identity is."""
 
     def log(self, row: dict[str, Any]) -> None:
         """Note that a row was written to metrics.jsonl."""
@@ -52,10 +52,10 @@ class Wandb(Tracker):
         self.mode, self.project, self.entity, self.patience = mode, project, entity, patience
         self._process: subprocess.Popen[str] | None = None
 
-    def start(self, folder: Path, config: dict[str, Any]) -> None:
+    def start(self, folder: Path, identity: dict[str, Any]) -> None:
         request = {
             "folder": str(folder.absolute()),
-            "config": config,
+            "config": identity,
             "mode": self.mode,
             "project": self.project,
             "entity": self.entity,

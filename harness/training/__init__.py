@@ -1,1 +1,1 @@
-"""The parts that all trainers share: boundaries, measurements, seeding, signals, console."""
+"""The parts that all trainers share: learner, loop, boundaries, measurements, seeding and the estimate of time."""

@@ -62,11 +62,7 @@ class LearnerBase:
     @property
     def optimizer_parts(self) -> list[torch.optim.Optimizer]:
         """The optimizers that hold state: the parts of a combined optimizer, and every other one itself."""
-        with_state: list[torch.optim.Optimizer] = []
-        for optimizer in self.optimizers.values():
-            if optimizer:
-                with_state += getattr(optimizer, "parts", [optimizer])
-        return with_state
+        return [part for optimizer in self.optimizers.values() for part in getattr(optimizer, "parts", [optimizer])]
 
     def renew_optimizers(self, task: Any) -> None:
         """Begin the phase with a new optimizer: the method's if it acts in this phase, else the configured one."""

@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-import signal as signals
+import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Self
@@ -28,7 +29,7 @@ def _one_rank(*numbers: int) -> list[int]:
 class Loop:
     """Context around a training loop; it also logs once how long the run will take.
 
-    In each step the caller raises `learner.step`, calls `advance`, evaluates within `evaluation`, and ends with
+    In each step the caller increments `learner.step`, calls `advance`, evaluates within `evaluation`, and ends with
     `end_step`. It calls `read_clock` before a row is logged.
 
     Args:
@@ -91,9 +92,9 @@ class Loop:
     def evaluation(self) -> Iterator[None]:
         """Context around evaluations and other work of a step that is no training and may take long.
 
-        After a signal it may still finish within `signals.PATIENCE` seconds, and then the step is saved with it. If it
-        takes longer the process leaves without a checkpoint, since half an evaluation cannot be saved; the run resumes
-        from the checkpoint before.
+        After a signal it may still finish within `harness.process.signals.PATIENCE` seconds, and then the step is saved
+        with it. If it takes longer the process leaves without a checkpoint, since half an evaluation cannot be saved;
+        the run resumes from the checkpoint before.
 
         Raises:
             SystemExit: the process was asked to stop and this took too long.
@@ -120,20 +121,20 @@ class Loop:
         """
         if self.run is not None and (estimate := self._estimate.after(self.learner.step)):
             log.info(estimate)
-        due, signal = self.max_over_ranks(
+        due, received = self.max_over_ranks(
             self.run is not None and self.run.checkpoint_due, self._preemption.received or 0
         )
-        if ended or due or signal:
+        if ended or due or received:
             self.read_clock()
             self._write(save, ended)
-        if signal:
-            self._leave(signal)
+        if received:
+            self._leave(received)
         if ended:
             self._preemption.at_once = self._leave
 
-    def _leave(self, signal: int | None = None) -> NoReturn:
-        """Log which signal stopped the run, and exit; `signal` is another rank's where this one has received none."""
-        name = signals.Signals(signal or self._preemption.received or 0).name
+    def _leave(self, received: int | None = None) -> NoReturn:
+        """Log which signal stopped the run, and exit; `received` is another rank's where this one has received none."""
+        name = signal.Signals(received or self._preemption.received or 0).name
         log.warning("%sstopped by %s at step %d", self._folder(after=": "), name, self.learner.step)
         self._preemption.leave()
 
@@ -155,8 +156,8 @@ class Loop:
         if self.run is not None and self.run.every_seconds:  # a save that fails may take long, too
             now = time.monotonic()
             self._save_seconds = [*self._save_seconds, now - began][-RECENT_SAVES:]
-            median = sorted(self._save_seconds)[(len(self._save_seconds) - 1) // 2]
-            pause = min(median / MAX_SAVING_SHARE, MAX_PAUSE * self.run.every_seconds)
+            usual = statistics.median_low(self._save_seconds)
+            pause = min(usual / MAX_SAVING_SHARE, MAX_PAUSE * self.run.every_seconds)
             self.run.next_checkpoint = max(self.run.next_checkpoint, now + pause)
 
     def _folder(self, before: str = "", after: str = "") -> str:

@@ -47,7 +47,7 @@ from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
 from harness.program.by_name import MODULES, program_of
 from harness.program.execute import new_run
-from harness.program.messages import exit_code, library_error, one_line, user_facing
+from harness.program.messages import exit_code, library_error, one_line, user_facing, wants_traceback
 from harness.run.files import write_atomically
 from harness.run.identity import digest
 from harness.tune.search import Search, options_of_method, tune
@@ -108,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130
     except Exception as error:
         clearer_error = library_error(error) or error
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not user_facing(clearer_error):
+        if wants_traceback() or not user_facing(clearer_error):
             raise
         print(f"error: {one_line(clearer_error)}", file=sys.stderr)
         return exit_code(clearer_error)

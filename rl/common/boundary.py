@@ -60,7 +60,7 @@ def check_boundary(method: Method, name: str, *, optimizer: str, target: str) ->
     Raises:
         ConfigError: the method cannot work with these values.
     """
-    if method.acts_on_optimizer_alone and optimizer != "forget":
+    if method.needs_kept_optimizer and optimizer != "forget":
         instead = "brings a new one" if optimizer == "new" else "keeps it whole"
         raise ConfigError(
             f"method={name} resets the optimizer's state, while boundary.optimizer={optimizer} {instead}: take forget"

@@ -47,7 +47,7 @@ def test_chunk_arithmetic(case):
         assert length.tokens == case["chunk_tokens"]
         assert length.iterations == case["num_iters"]
         assert length.warmup == case["warmup_iters"]
-        assert length.decay == case["lr_decay_iters"]
+        assert length.iterations == case["lr_decay_iters"]
         assert length.eval_interval == case["eval_interval"]
         assert length.steps == case["optimizer_steps"]
 
@@ -63,7 +63,7 @@ def test_rates_of_a_whole_run(run):
     assert length.steps == facts["optimizer_steps"] == len(recorded)
     (min_lr,) = {low for high, low in RATES if high == recorded.max() and low == recorded[-1]}
     lr = recorded.max()
-    ours = [learning_rate(i, length.warmup, length.decay, lr, min_lr) for i in range(length.steps)]
+    ours = [learning_rate(i, length.warmup, length.iterations, lr, min_lr) for i in range(length.steps)]
     np.testing.assert_allclose(ours, recorded, rtol=RTOL)
 
 
