@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fire_core.ranges import Count, at_least, checked
-from fire_core.weights.read import detach_histories
+from fire_core.weights.forward_pass import detach_histories
 from fire_core.weights.topology import unwrap
 
 Loss = Callable[[nn.Module, Any], Tensor]

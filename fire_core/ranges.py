@@ -146,7 +146,7 @@ def shown(value: Any) -> str:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotations by argument; none if they cannot be read, as with names that only a type checker knows."""
+    """Return the annotations by argument; none if one cannot be read, as with a name that only a type checker knows."""
     target = function.__init__ if isinstance(function, type) and not is_dataclass(function) else function  # type: ignore[misc]
     try:
         return get_type_hints(target, include_extras=True)

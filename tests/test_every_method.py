@@ -98,3 +98,17 @@ def test_a_refusal_by_the_command_line_is_one_line(tmp_path: Path, zygote: Zygot
     assert answer.err.count("\n") == 1
     assert REFUSED[program, method, options] in answer.err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("method", ["swr", "regrama", "cpr", "hare_tortoise", "cbp"])
+def test_a_method_that_never_acted_is_named_at_the_end(
+    method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its interval is longer than the run, so the numbers are those of base."""
+    SMALL.run(tmp_path, f"method={method}", "epochs=1")
+    assert f"a method has never acted in {only_run(tmp_path)}" in caplog.text
+
+
+def test_a_method_that_acted_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    SMALL.run(tmp_path, "method=swr", "method.every=1", "epochs=1")
+    assert "never acted" not in caplog.text

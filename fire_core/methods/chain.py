@@ -100,6 +100,10 @@ class Chain(Method):
                 method.forget_weights()
         return report
 
+    def idle_reason(self) -> str:
+        reasons = {name: method.idle_reason() for name, method in self.methods.items()}
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+
     def optimizer(self, net: Net, default: MakeOptimizer) -> torch.optim.Optimizer:
         return self.optimizer_method.optimizer(net, default)
 

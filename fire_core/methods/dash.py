@@ -1,5 +1,5 @@
 """DASH, direction-aware shrinking (Shin, Oh, Cho and Yun, "DASH: Warm-Starting Neural Network Training in Stationary
-Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23364; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
+Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23495; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
 
 from collections.abc import Callable, Iterator, Set
 from typing import Annotated

@@ -197,7 +197,7 @@ def rectified(link: Link, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 class FirePaperCBP:
-    """Continual backpropagation as in the reference code.
+    """Continual backpropagation as in the FIRE authors' code, which resembles its own authors' `res_gnt.py`.
 
     Differences from `ContinualBackprop`:
         - magnitudes are sums that never decay (A6) and are kept when the unit is replaced (A7)

@@ -319,6 +319,10 @@ class Method(Saved):
         """
         return {}
 
+    def idle_reason(self) -> str:
+        """Return why the method has changed nothing so far, if its interval is longer than training was; else ""."""
+        return ""
+
     def forget_weights(self) -> None:
         """Drop copies of earlier weights; called when another method of a chain has changed the networks."""
 

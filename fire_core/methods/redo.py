@@ -33,7 +33,7 @@ class ReDo(Method):
 
     Args:
         threshold: largest score of a dormant unit; with 0 only units that are exactly silent are recycled.
-        every: epochs between two recyclings.
+        every: epochs between two recyclings; in an agent rows of its log.
         samples: how many samples of the training data are measured (fire_paper: the last ones of the test data).
         variant: original or fire_paper.
     """
@@ -63,15 +63,17 @@ class ReDo(Method):
             networks = chains(net.modules)
             watch = OutputWatch([*itertools.chain(*networks)], rectified, only_training=False)
             masks = self._dormant(net, context, watch)
-            recycle_rows_(
-                networks, masks, context, last_layers_kept=2
-            )  # the output layer and, as there, the last hidden layer
+            # The output layer has no units to recycle, and the authors' code leaves the last hidden layer alone.
+            recycle_rows_(networks, masks, context, last_layers_kept=2)
         else:
             graph = unit_graph(net.modules)
             masks = self._dormant(net, context, Watch(graph, mean_magnitude, only_training=False))
             draw = initial_draw(net.modules, net.init)
             recycle_(zip(graph, masks, strict=True), draw, context.generator, context.optimizers)
         return {"dormant_ratio": torch.cat(masks).float().mean().item()}
+
+    def idle_reason(self) -> str:
+        return "" if self.epochs >= self.every else f"every={self.every} epochs, of which it has seen {self.epochs}"
 
     @torch.no_grad()
     def _dormant(self, net: Net, context: Context, watch: Watch | OutputWatch) -> list[Tensor]:

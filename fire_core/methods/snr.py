@@ -21,7 +21,7 @@ from fire_core.units.watch import Watch, peak
 class SelfNormalizedResets(Method):
     """Recycle a unit once it has been silent for longer than a percentile of its own silences.
 
-    After each step, for every unit: a unit that is above 0 anywhere in the batch fires, which ends its silence; a unit
+    After each step, for every unit: a unit that is above 0 anywhere in the (micro-)batch fires, which ends its silence; a unit
     whose silence reaches its threshold is recycled. Every `every` epochs thresholds follow the silences since the last
     update (see `Silences`). A recycled unit gets incoming weights from the layer's initial distribution, bias and
     outgoing weights of zero, and no history in the optimizer. The model declares its units and which layers read them
@@ -36,7 +36,7 @@ class SelfNormalizedResets(Method):
 
     Args:
         percentile: percentile of a unit's silences that its threshold follows, in (0, 1).
-        every: epochs (fire_paper: steps) between two updates of the thresholds.
+        every: epochs (fire_paper: steps) between two updates of the thresholds; in an agent rows of its log.
         max_age: largest threshold, in samples; a threshold starts at half of it.
         growth: factor by which a threshold grows when the percentile is not below it.
         variant: original or fire_paper.

@@ -25,11 +25,11 @@ from fire_core.muon.groups import entries_by_parameter, is_hidden, outside_layer
 from fire_core.muon.holders import Holder, holders_of, weights_by_master
 from fire_core.muon.optimizer import SplitMuon
 from fire_core.text_table import text_table
-from fire_core.weights.describe import says_fused
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import listed
 from fire_core.weights.matrices import Matrices, matrices
 from fire_core.weights.overlap import overlapping
+from fire_core.weights.reader import says_fused
 from fire_core.weights.topology import clean_name, is_named_table, numberless
 
 WIDTH = 120  # columns of a printed report

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.code import Function
+from fire_core.weights.syntax_trees import Function
 
 Part = tuple[tuple[Any, Any], ...]  # how a part was taken: (where, which of the parts), cut after cut; () for all
 
@@ -151,10 +151,10 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Method:
-    """A method of a module or tensor, as a value before it is called."""
+class BoundMethod:
+    """A method of a module, tensor or other value, before it is called."""
 
-    owner: Any
+    instance: Any
     name: str
 
 
@@ -164,7 +164,7 @@ class Inner:
 
     node: Function
     names: dict[str, Any] = field(compare=False)
-    context: Context = field(compare=False)
+    context: FunctionContext = field(compare=False)
 
 
 @dataclass(frozen=True)
@@ -190,24 +190,24 @@ class Instance:
 
 @dataclass(frozen=True)
 class Super:
-    """The value of `super()` in a method of `owner`, which searches the classes behind `after`."""
+    """The value of `super()` in a method of `instance`, which searches the classes behind `after`."""
 
-    owner: nn.Module | Instance
+    instance: nn.Module | Instance
     after: type
 
 
 @dataclass
-class Context:
+class FunctionContext:
     """The function that is being read.
 
     Attributes:
         filename: the file with its source.
-        owner: the class that defines it, if it is a method.
+        defining_class: the class that defines it, if it is a method.
         module: the module whose method it is.
     """
 
     filename: str
-    owner: type | None = None
+    defining_class: type | None = None
     module: Any = None
 
 
@@ -223,7 +223,9 @@ class Place(ast.AST):
 def callable_value(value: Any) -> bool:
     """Return whether a value of the reading can be called."""
     return (
-        isinstance(value, (nn.Module, Method, Inner, Partial)) or inspect.isfunction(value) or inspect.ismethod(value)
+        isinstance(value, (nn.Module, BoundMethod, Inner, Partial))
+        or inspect.isfunction(value)
+        or inspect.ismethod(value)
     )
 
 
@@ -259,8 +261,8 @@ def tensors_in(value: Any) -> list[Flow | Unknown]:
     """Return all values within a value that can carry notes."""
     if isinstance(value, (Flow, Unknown)):
         return [value]
-    if isinstance(value, (Parts, Method)):
-        return tensors_in(value.flow if isinstance(value, Parts) else value.owner)
+    if isinstance(value, (Parts, BoundMethod)):
+        return tensors_in(value.flow if isinstance(value, Parts) else value.instance)
     if isinstance(value, dict):
         value = list(value.values())
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, (tuple, list)) else []
@@ -391,7 +393,7 @@ def agreed(first: Any, second: Any) -> Any:
         )
     if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)) and len(first) == len(second):
         return type(first)(agreed(a, b) for a, b in zip(first, second, strict=True))
-    for kind in (Flow, Parts, tuple, list, Weight, nn.Module, Inner, Method, Instance):
+    for kind in (Flow, Parts, tuple, list, Weight, nn.Module, Inner, BoundMethod, Instance):
         for value in (first, second):
             if isinstance(value, kind):
                 return value

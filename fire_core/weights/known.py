@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.code import is_torchs
 from fire_core.weights.entry import Cut, Entry
+from fire_core.weights.syntax_trees import is_torchs
 from fire_core.weights.topology import Use, input_count, projections_in_name
 
 # Packages in which a name says how a layer is cut, unless its class is in the table below.

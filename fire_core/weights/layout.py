@@ -26,7 +26,7 @@ other raw parameters   kept, but with `blocks=`; included by name, 2-D: one matr
 behind another tensor  kept and never projected: parametrised, weight-normed, pruned, quantised, flat shards
 =====================  ==========================================================================================
 
-Cuts are declared, known, or seen in a forward pass (`describe`). A weight that only looks fused is kept, with a warning
+Cuts are declared, known, or seen in a forward pass (`reader`). A weight that only looks fused is kept, with a warning
 that says how to declare it; its cut is never guessed.
 
 The role of a weight comes from its place in the model (`topology`).
@@ -43,9 +43,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fire_core.weights.adapters import adapted_layer
-from fire_core.weights.describe import LAYERS, Reader
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
+from fire_core.weights.reader import LAYERS, Reader
 from fire_core.weights.topology import MANY_DIMENSIONS, RAW, is_named_table, numberless, prefixes
 
 __all__ = ["ACTIONS", "GROUPS", "PRESETS", "Entries", "Entry", "Layout", "Selector", "resolve"]

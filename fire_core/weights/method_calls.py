@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.code import file_of, function_of_class, is_torchs, method_of, outer_names, source_of
 from fire_core.weights.flows import (
-    Context,
+    BoundMethod,
+    FunctionContext,
     Instance,
-    Method,
     Rest,
     Shape,
     Size,
@@ -21,12 +20,13 @@ from fire_core.weights.flows import (
     Weight,
     copied_containers,
 )
+from fire_core.weights.syntax_trees import file_of, function_of_class, is_torchs, method_of, outer_names, source_of
 from fire_core.weights.topology import is_layer, words
 
 if TYPE_CHECKING:
     import ast
 
-    from fire_core.weights.reading import FunctionReading
+    from fire_core.weights.function_reading import FunctionReading
 
 LOOK_UP = words("children named_children modules named_modules parameters named_parameters get_submodule get_parameter")
 
@@ -46,9 +46,9 @@ class MethodCalls:
     def __init__(self, reading: FunctionReading) -> None:
         self.reading, self.reader = reading, reading.reader
 
-    def call(self, method: Method, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
+    def call(self, method: BoundMethod, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a method returns, by what it belongs to."""
-        owner, name = method.owner, method.name
+        owner, name = method.instance, method.name
         if isinstance(owner, Super):
             return self._call_super(owner, name, args, kwargs)
         if isinstance(owner, nn.Module):
@@ -106,7 +106,7 @@ class MethodCalls:
         if isinstance(value, staticmethod):
             return value.__func__
         if value is None or inspect.isfunction(value):
-            return Method(owner, name)
+            return BoundMethod(owner, name)
         return copied_containers(value)
 
     def _call_on_instance(
@@ -125,7 +125,7 @@ class MethodCalls:
         if source is None:
             self.reader.escape([owner, *args, *kwargs.values()], "call", getattr(function, "__name__", ""))
             return Unknown()
-        context = Context(file_of(function), where, owner)
+        context = FunctionContext(file_of(function), where, owner)
         return self.reader.call_function(source, outer_names(function), [owner, *args], kwargs, context)
 
     def _call_method_of_list(self, owner: list[Any], name: str, args: list[Any]) -> Any:
@@ -164,23 +164,24 @@ class MethodCalls:
             self.reader.escape([owner, *args, *kwargs.values()], "call", name)
         return Unknown()
 
-    def _call_super(self, owner: Super, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _call_super(self, value: Super, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return what a method that was found by `super()` returns."""
-        if isinstance(owner.owner, Instance):
-            function, where = function_of_class(owner.owner.kind, name, after=owner.after)
+        instance = value.instance
+        if isinstance(instance, Instance):
+            function, where = function_of_class(instance.kind, name, after=value.after)
             is_objects = where in (None, object)
-            return Unknown() if is_objects else self._call_on_instance(owner.owner, function, where, args, kwargs)
-        function, where = method_of(owner.owner, name, after=owner.after)
+            return Unknown() if is_objects else self._call_on_instance(instance, function, where, args, kwargs)
+        function, where = method_of(instance, name, after=value.after)
         if function is None:
             return Unknown()
         if is_torchs(function):
-            return self._call_torch_forward(owner.owner, args, kwargs) if name in ("forward", "__call__") else Unknown()
+            return self._call_torch_forward(instance, args, kwargs) if name in ("forward", "__call__") else Unknown()
         source = source_of(function)
         if source is None:
             self.reader.escape([*args, *kwargs.values()], "call", name)
             return Unknown()
-        context = Context(file_of(function), where, owner.owner)
-        return self.reader.call_function(source, outer_names(function), [owner.owner, *args], kwargs, context)
+        context = FunctionContext(file_of(function), where, instance)
+        return self.reader.call_function(source, outer_names(function), [instance, *args], kwargs, context)
 
     def _call_torch_forward(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return what torch's own forward pass returns within that of a subclass; it uses the weights as always."""
@@ -215,7 +216,7 @@ class MethodCalls:
         if not inspect.isfunction(inspect.unwrap(function)) or (source := source_of(function)) is None:
             self.reader.escape([*args, *kwargs.values()], "call", name)
             return Unknown()
-        context = Context(file_of(function), where, module)
+        context = FunctionContext(file_of(function), where, module)
         return self.reader.call_function(source, outer_names(function), [*inside, *args], kwargs, context)
 
     def _look_up(self, module: nn.Module, name: str, args: list[Any]) -> Any:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from fire_core.weights.code import forward_of, is_torchs
 from fire_core.weights.source import SourceReader
+from fire_core.weights.syntax_trees import forward_of, is_torchs
 from fire_core.weights.topology import input_count, is_dense, is_layer, output_count, words
 
 # What comes after a hidden layer: an activation of such layers, a norm, the sum with what the block was given.

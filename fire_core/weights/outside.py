@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fire_core.weights.code import is_torchs
+from fire_core.weights.syntax_trees import is_torchs
 
 # Limits, so that recording stays cheap:
 MAX_ELEMENTS = 2**20  # elements of a tensor or array that is copied

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fire_core.weights.forward_pass import copy_of
 from fire_core.weights.generators import restored_generators
 from fire_core.weights.nested import nested_tensors
 from fire_core.weights.outside import state_outside_restored
-from fire_core.weights.read import copy_of
 
 _PLAIN_LAYERS: tuple[Any, ...] = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,

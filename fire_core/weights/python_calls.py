@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fire_core.weights.code import attribute_or
 from fire_core.weights.flows import PLAIN_TYPES, Flow, Parts, Rest, Shape, Size, Unknown, Weight, merged, notes_in
+from fire_core.weights.syntax_trees import attribute_or
 from fire_core.weights.topology import words
 
 if TYPE_CHECKING:
     import ast
 
-    from fire_core.weights.reading import FunctionReading
+    from fire_core.weights.function_reading import FunctionReading
 
 FUNCTIONS: tuple[Callable[..., Any], ...] = (
     map, filter, zip, enumerate, list, tuple, reversed, iter, sorted, len, int, float, str, getattr, range,

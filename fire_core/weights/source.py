@@ -13,10 +13,10 @@ To tell different tensors apart, every tensor has a number: two tensors have the
 the same tensors computes them. What a part was scaled by or added to is first recorded in a `Note` on the result. The
 note counts as soon as the result is used, and is dropped if the parts are put together again.
 
-`flows.py` has the values that replace tensors, `axes.py` what views do to their axes, `code.py` the syntax trees,
-`reading.py` the statements and expressions of one function, `method_calls.py` and `python_calls.py` what methods and
-Python's own functions give, `tensor_operations.py` what torch's give, and `tensor_functions.py` their names. Here is
-what is recorded.
+`flows.py` has the values that replace tensors, `axes.py` what views do to their axes, `syntax_trees.py` the source of
+functions, `function_reading.py` the statements and expressions of one function, `method_calls.py` and `python_calls.py`
+what methods and Python's own functions give, `tensor_operations.py` what torch's give, and `tensor_functions.py` their
+names. Here is what is recorded.
 """
 
 from __future__ import annotations
@@ -33,26 +33,15 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.weights.axes import axis_count, axis_index, tensor_of_unknown_axes, viewed
-from fire_core.weights.code import (
-    Function,
-    file_of,
-    forward_of,
-    is_of_library,
-    is_torchs,
-    method_of,
-    outer_names,
-    place,
-    source_of,
-)
 from fire_core.weights.flows import (
     FEATURES,
     MIXED,
     OTHER,
     PLAIN_TYPES,
-    Context,
+    BoundMethod,
     Flow,
+    FunctionContext,
     Inner,
-    Method,
     Note,
     Notes,
     Part,
@@ -72,7 +61,18 @@ from fire_core.weights.flows import (
     with_notes,
     with_step,
 )
-from fire_core.weights.reading import FunctionReading
+from fire_core.weights.function_reading import FunctionReading
+from fire_core.weights.syntax_trees import (
+    Function,
+    file_of,
+    forward_of,
+    is_of_library,
+    is_torchs,
+    method_of,
+    outer_names,
+    place,
+    source_of,
+)
 from fire_core.weights.tensor_functions import CUTS, JOINS, KEEP_FEATURES, PRODUCTS, VIEWS, is_elementwise
 from fire_core.weights.topology import input_count, is_dense, is_layer, output_count
 
@@ -295,7 +295,7 @@ class SourceReader:
             returned = self.results.get(module, [])
             count = len(returned)
             uses, self.uses = self.uses, {}
-            context = Context(file_of(function), owner, module)
+            context = FunctionContext(file_of(function), owner, module)
             call = partial(self.call_function, source, outer_names(function), [module], {}, context)
             try:
                 result = self._start_from(call)
@@ -362,8 +362,8 @@ class SourceReader:
             return self._number_of("mapping", *value, *map(self.number, value.values()))
         if isinstance(value, slice):
             return self._number_of("slice", *map(self.number, (value.start, value.stop, value.step)))
-        if isinstance(value, Method):
-            return self._number_of("method", self.number(value.owner), value.name)
+        if isinstance(value, BoundMethod):
+            return self._number_of("method", self.number(value.instance), value.name)
         if isinstance(value, Inner):
             return self._number_of("function", id(value.node))
         if isinstance(value, Partial):
@@ -439,7 +439,7 @@ class SourceReader:
         which: Any,
         where: Any,
         node: ast.AST,
-        context: Context,
+        context: FunctionContext,
         or_unknown: bool = False,
     ) -> Flow:
         """Return a part of a tensor along an axis; the tensor itself if the axis holds no features.
@@ -551,7 +551,7 @@ class SourceReader:
             self.escape(arguments, "module", id(module))
             return Unknown()
         notes: Notes = frozenset()
-        context = Context(file_of(function), owner, module)
+        context = FunctionContext(file_of(function), owner, module)
         call = partial(self.call_function, source, outer_names(function), context=context)
         if any(is_layer(part) for part in module.modules()) and not self.follows_givers:
             self.escape(arguments, "module", id(module))
@@ -615,7 +615,7 @@ class SourceReader:
                 continue
             uses, self.uses = self.uses, {}  # what a hook computes is no part of the forward pass
             given = [*bound, module, *[Unknown()] * 3][: len(source.args.posonlyargs) + len(source.args.args)]
-            context = Context(file_of(function), None, module)
+            context = FunctionContext(file_of(function), None, module)
             try:
                 returned = self.call_function(source, outer_names(function), given, {}, context)
             finally:
@@ -645,8 +645,8 @@ class SourceReader:
     def _call_layer(self, module: nn.Module, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return the output of a linear layer or a convolution, which carries the layer."""
         weight = module._parameters.get("weight")
-        note = self.pass_through if is_depthwise(module) else self.meet
-        note([*args, *kwargs.values()], "layer", id(module))
+        record = self.pass_through if is_depthwise(module) else self.meet
+        record([*args, *kwargs.values()], "layer", id(module))
         if weight is not None and not is_torchs(forward_of(module)[0]) and not _is_conv1d(module):
             self._read_own_forward(module, weight, len(args))
         if weight is None:
@@ -670,7 +670,7 @@ class SourceReader:
         use.own_forward, source = "unclear", source_of(function)
         if source is None:
             return
-        context = Context(file_of(function), owner, module)
+        context = FunctionContext(file_of(function), owner, module)
         before = use.multiplied
         self.call_function(source, outer_names(function), [module, *[Unknown()] * max(1, count)], {}, context)
         if use.changed:
@@ -719,8 +719,8 @@ class SourceReader:
                 self.use_of(id(weight)).calls += 1
         keeps = type(module).__module__.rpartition(".")[2] in CHANNELWISE_FILES or _is_norm(module)
         keeps = keeps and not isinstance(module, nn.MultiheadAttention)
-        note = self.pass_through if keeps else self.meet
-        note([*args, *kwargs.values()], "module", id(module) if _has_parameters(module) else name)
+        record = self.pass_through if keeps else self.meet
+        record([*args, *kwargs.values()], "module", id(module) if _has_parameters(module) else name)
         if _is_norm(module):
             self._norms.add(id(module))
         step = "norm" if _is_norm(module) else name.lower()
@@ -729,20 +729,25 @@ class SourceReader:
         return Unknown() if _has_parameters(module) else tensor_of_unknown_axes(value)
 
     def cut_in_halves(
-        self, value: Any, dim: Any, where: Any, node: ast.AST | None, context: Context | None = None
+        self, value: Any, dim: Any, where: Any, node: ast.AST | None, context: FunctionContext | None = None
     ) -> None:
         """Record that a gated linear unit takes two halves, which meet different operations."""
         for flow in flows_in(value):
             axis = axis_index(flow, dim if isinstance(dim, int) else -1)
             for half in ("value", "gate"):
                 syntax = node if node is not None else ast.Pass()
-                part = self.take_part(flow, axis, half, where, syntax, context or Context(f"by nn.{where[1]}"))
+                part = self.take_part(flow, axis, half, where, syntax, context or FunctionContext(f"by nn.{where[1]}"))
                 self.meet(part, half)
 
     # -------------------------------------------------------------------------------------------------- the functions
 
     def call_function(
-        self, node: Function, outer: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], context: Context
+        self,
+        node: Function,
+        outer: Mapping[str, Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        context: FunctionContext,
     ) -> Any:
         """Return the value that a Python function returns for these arguments."""
         if self._depth >= MOST_NESTED:
@@ -788,7 +793,7 @@ def _keeps_content(expression: Sequence[Any]) -> bool:
     if expression[0] != "call":
         return True
     callee = expression[1]
-    name = callee.name if isinstance(callee, Method) else str(getattr(callee, "__name__", ""))
+    name = callee.name if isinstance(callee, BoundMethod) else str(getattr(callee, "__name__", ""))
     return isinstance(callee, nn.Module) or name in VIEWS | KEEP_FEATURES | JOINS | CUTS or is_elementwise(name)
 
 

@@ -1,4 +1,4 @@
-"""What operations on tensors give, in the reading of one function (`reading`)."""
+"""What operations on tensors give, in the reading of one function (`function_reading`)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from fire_core.weights.axes import (
     with_new_axis,
     without_axis,
 )
-from fire_core.weights.code import place
 from fire_core.weights.flows import (
     FEATURES,
     MIXED,
     OTHER,
     SHARE,
-    Context,
     Flow,
+    FunctionContext,
     Parts,
     Place,
     Rest,
@@ -52,6 +51,7 @@ from fire_core.weights.flows import (
     weights_in,
     with_step,
 )
+from fire_core.weights.syntax_trees import place
 from fire_core.weights.tensor_functions import (
     ASK_SIZES,
     CUTS,
@@ -88,7 +88,7 @@ class TensorOperations:
         context: the function's file and module.
     """
 
-    def __init__(self, reader: SourceReader, context: Context) -> None:
+    def __init__(self, reader: SourceReader, context: FunctionContext) -> None:
         self.reader, self.context = reader, context
 
     # ------------------------------------------------------------------------------------------------ torch's functions
@@ -161,12 +161,12 @@ class TensorOperations:
             return reduced
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
         leaves_features, is_single = is_elementwise(name), len(flows_in(arguments)) == 1
-        note = self.reader.pass_through if leaves_features and is_single else self.reader.meet
+        record = self.reader.pass_through if leaves_features and is_single else self.reader.meet
         if name in TAKES_PLACES:
-            note = self.reader.escape
+            record = self.reader.escape
         for slot, value in enumerate(arguments):
             if isinstance(value, Flow):
-                note(value, *operation, *([] if is_single else [span_of(node, self.context), slot]))
+                record(value, *operation, *([] if is_single else [span_of(node, self.context), slot]))
         beside = [self.reader.number(value) for value in arguments if value is not first and is_tensor(value)]
         if beside:
             first = self.reader.noted(first, name, *beside)
@@ -770,7 +770,7 @@ def slice_key(item: slice, written: ast.AST) -> tuple[Any, ...]:
     return ("written", ast.unparse(written))
 
 
-def span_of(node: ast.AST, context: Context) -> tuple[Any, ...]:
+def span_of(node: ast.AST, context: FunctionContext) -> tuple[Any, ...]:
     """Return the place of a syntax node: (file, first line, column, last line)."""
     line = getattr(node, "lineno", 0)
     return (context.filename, line, getattr(node, "col_offset", 0), getattr(node, "end_lineno", line))

@@ -131,6 +131,13 @@ class Loop:
             self._leave(received)
         if ended:
             self._preemption.at_once = self._leave
+            if self.run is not None and self.learner.step >= self.total_steps:
+                self._warn_of_idle_method()
+
+    def _warn_of_idle_method(self) -> None:
+        """Warn at the end of a run whose method has never come to act, so that nobody takes it for a result of it."""
+        if reason := self.learner.method.idle_reason():
+            log.warning("a method has never acted in %s (%s)", self.run.folder if self.run else "", reason)
 
     def _leave(self, received: int | None = None) -> NoReturn:
         """Log which signal stopped the run, and exit; `received` is another rank's where this one has received none."""

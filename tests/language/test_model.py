@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from fire_core.weights.forward_pass import read_pass
 from fire_core.weights.layout import resolve
-from fire_core.weights.read import read_pass
 from language.model import GPT, Attention, swiglu_hidden
 
 TINY = {"vocab_size": 30, "block_size": 12, "n_layer": 2, "n_head": 4, "n_embd": 16}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from fire_core import fire_
+from fire_core.weights.forward_pass import read_pass
 from fire_core.weights.layout import resolve
-from fire_core.weights.read import read_pass
 
 
 @dataclass(frozen=True)

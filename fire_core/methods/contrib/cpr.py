@@ -89,6 +89,9 @@ class CalibratedPartialResets(Method):
                 reset_partly_(units, share, self.draw, context.generator)
             self.utility = [torch.ones_like(u) for u in self.utility]
 
+    def idle_reason(self) -> str:
+        return "" if self.steps > self.every else f"every={self.every} steps, of which it has seen {self.steps}"
+
 
 def reset_partly_(units: Units, share: Tensor, draw: Draw, generator: torch.Generator) -> None:
     """Move units towards new ones, in place; a group with a frozen weight, bias or norm stays as it is.

@@ -22,7 +22,7 @@ class HareTortoise(Method):
 
     Args:
         momentum: how much of itself the slow copy keeps at each step.
-        every: epochs after which the network is set back to the copy.
+        every: epochs after which the network is set back to the copy; in an agent rows of its log.
     """
 
     FIELDS = ("epochs", "slow")
@@ -57,6 +57,9 @@ class HareTortoise(Method):
             for key, module in net.modules.items():
                 load_tensors(module, self.slow[key])
         return {}
+
+    def idle_reason(self) -> str:
+        return "" if self.epochs >= self.every else f"every={self.every} epochs, of which it has seen {self.epochs}"
 
     def forget_weights(self) -> None:
         self.slow = {}  # the next step begins with a new copy

@@ -47,6 +47,9 @@ class ReGraMa(Method):
             zip(graph, masks, strict=True), initial_draw(net.modules, net.init), context.generator, context.optimizers
         )
 
+    def idle_reason(self) -> str:
+        return "" if self.steps >= self.every else f"every={self.every} steps, of which it has seen {self.steps}"
+
 
 def gradient_scores(units: Units) -> Tensor:
     """Return the mean |gradient| of each unit's incoming weights divided by the mean over its layer, (units,)."""

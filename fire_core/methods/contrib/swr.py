@@ -75,6 +75,9 @@ class SelectiveWeightReinitialization(Method):
                 if self.decay > 0:
                     u.mul_(~useless.any())  # the running mean starts anew if any weight was replaced
 
+    def idle_reason(self) -> str:
+        return "" if self.steps >= self.every else f"every={self.every} steps, of which it has seen {self.steps}"
+
     def _useless(self, utility: Tensor, generator: torch.Generator) -> Tensor:
         """Return which weights of a parameter are replaced, a mask of the shape of their utility."""
         if self.pruning == "threshold":

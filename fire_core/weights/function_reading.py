@@ -14,25 +14,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fire_core.weights.axes import axis_count, is_along_features, viewed
-from fire_core.weights.code import (
-    Function,
-    attribute_or,
-    file_of,
-    is_foreign_operator,
-    is_torchs,
-    method_of,
-    outer_names,
-    python_of,
-    source_of,
-)
 from fire_core.weights.flows import (
     OTHER,
     PLAIN_TYPES,
-    Context,
+    BoundMethod,
     Flow,
+    FunctionContext,
     Inner,
     Instance,
-    Method,
     Partial,
     Parts,
     Rest,
@@ -53,6 +42,17 @@ from fire_core.weights.flows import (
 )
 from fire_core.weights.method_calls import MethodCalls, is_distribution
 from fire_core.weights.python_calls import GETTERS, PythonCalls, is_pythons, truth_of
+from fire_core.weights.syntax_trees import (
+    Function,
+    attribute_or,
+    file_of,
+    is_foreign_operator,
+    is_torchs,
+    method_of,
+    outer_names,
+    python_of,
+    source_of,
+)
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
 from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
 from fire_core.weights.topology import is_layer
@@ -85,7 +85,7 @@ class FunctionReading:
         outer: Mapping[str, Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
-        context: Context,
+        context: FunctionContext,
     ) -> None:
         self.reader, self.node, self.outer, self.context = reader, node, outer, context
         self.names: dict[str, Any] = {}
@@ -308,7 +308,7 @@ class FunctionReading:
     def _loop_values(self, value: Any, node: ast.AST) -> list[Any]:
         """Return the values for which the body of a loop is read."""
         if isinstance(value, Instance):
-            value = self.methods.call(Method(value, "__iter__"), [], {}, node)
+            value = self.methods.call(BoundMethod(value, "__iter__"), [], {}, node)
         if isinstance(value, Flow):  # its places along the first axis
             turns = MOST_TURNS if value.axes is not None and value.axes[:1] != (OTHER,) and not value.is_open else 1
             return [self.tensors.select(value, 0, turn, node) for turn in range(turns)]
@@ -611,7 +611,7 @@ class FunctionReading:
         if isinstance(owner, nn.Module):
             return self._attribute_of_module(owner, name)
         if isinstance(owner, Super):
-            return Method(owner, name)
+            return BoundMethod(owner, name)
         if isinstance(owner, Instance):
             return self.methods.attribute_of_instance(owner, name)
         if isinstance(owner, (Flow, Unknown, Weight, Parts, Size)):
@@ -623,13 +623,13 @@ class FunctionReading:
                 return owner
             if name in ("dtype", "device", "ndim", "is_cuda", "requires_grad"):
                 return Unknown()
-            return Method(owner, name)
+            return BoundMethod(owner, name)
         if isinstance(owner, tuple) and len(owner) == 2 and name in ("values", "indices"):  # of `x.max(1)` and the like
             return owner[name == "indices"]
         if isinstance(owner, dict) and type(owner) is not dict and name in owner:  # an AttrDict
             return owner[name]
         if isinstance(owner, (tuple, list, dict, Shape)):
-            return Method(owner, name)
+            return BoundMethod(owner, name)
         try:
             return copied_containers(getattr(owner, name))
         except Exception:  # whatever somebody's object raises
@@ -652,12 +652,12 @@ class FunctionReading:
             source = source_of(getter) if not is_torchs(getter) else None
             if source is None:
                 return Unknown()
-            context = Context(file_of(getter), where, owner)
+            context = FunctionContext(file_of(getter), where, owner)
             return self.reader.call_function(source, outer_names(getter), [owner], {}, context)
         if isinstance(function, (staticmethod, classmethod)):
-            return function.__func__ if isinstance(function, staticmethod) else Method(owner, name)
+            return function.__func__ if isinstance(function, staticmethod) else BoundMethod(owner, name)
         if inspect.isfunction(function):
-            return Method(owner, name)
+            return BoundMethod(owner, name)
         return Unknown() if function is None else copied_containers(function)
 
     # ------------------------------------------------------------------------------------------------------- subscripts
@@ -680,7 +680,7 @@ class FunctionReading:
         if isinstance(owner, Weight):
             return self.tensors.index_weight(owner, index, node)
         if isinstance(owner, Instance):
-            return self.methods.call(Method(owner, "__getitem__"), [index], {}, node)
+            return self.methods.call(BoundMethod(owner, "__getitem__"), [index], {}, node)
         return Unknown()
 
     def _item_at(self, owner: Any, index: Any) -> Any:
@@ -700,8 +700,8 @@ class FunctionReading:
     def _call(self, node: ast.Call) -> Any:
         """Return the value of a call, with the number of the expression."""
         if isinstance(node.func, ast.Name) and node.func.id == "super" and "super" not in self.names:
-            owner = self.context.owner
-            return Unknown() if owner is None else Super(self.context.module, owner)
+            defining_class = self.context.defining_class
+            return Unknown() if defining_class is None else Super(self.context.module, defining_class)
         callee = self._value_of(node.func)
         args = list(self._listed_values(node.args))
         kwargs: dict[str, Any] = {}
@@ -713,8 +713,8 @@ class FunctionReading:
                 kwargs |= {key: v for key, v in value.items() if isinstance(key, str)}
         result = self.call_value(callee, args, kwargs, node)
         arguments, name = [*args, *kwargs.values()], attribute_or(callee, "__name__")
-        if isinstance(callee, Method):
-            arguments, name = [callee.owner, *arguments], callee.name
+        if isinstance(callee, BoundMethod):
+            arguments, name = [callee.instance, *arguments], callee.name
         if isinstance(result, Unknown) and name in MERGING_VIEWS and any(t.is_stacked for t in tensors_in(arguments)):
             return Unknown(result.axes)
         if any(result is value for value in arguments) and name.strip("_") not in KEEP_NUMBERS:
@@ -731,7 +731,7 @@ class FunctionReading:
             return self.reader.call_module(callee, args, kwargs, node)
         if isinstance(callee, Inner):
             return self.reader.call_function(callee.node, {**self.outer, **callee.names}, args, kwargs, callee.context)
-        if isinstance(callee, Method):
+        if isinstance(callee, BoundMethod):
             return self.methods.call(callee, args, kwargs, node)
         if isinstance(callee, functools.partial):
             return self.call_value(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs}, node)
@@ -740,15 +740,17 @@ class FunctionReading:
         if isinstance(callee, GETTERS):
             return self.pythons.call_getter(callee, args, node)
         if inspect.ismethod(callee) and isinstance(callee.__self__, nn.Module):
-            return self.call_value(Method(callee.__self__, callee.__name__), args, kwargs, node)
+            return self.call_value(BoundMethod(callee.__self__, callee.__name__), args, kwargs, node)
         if isinstance(callee, Instance):
-            return self.methods.call(Method(callee, "__call__"), args, kwargs, node)
+            return self.methods.call(BoundMethod(callee, "__call__"), args, kwargs, node)
         if is_distribution(callee) and flows_in(arguments):
             return self.methods.distribution_of(callee, args, kwargs, node)
         function, before = python_of(callee)
         if function is not None and (source := source_of(function)) is not None:
             args = [*[Unknown()] * before, *args]
-            return self.reader.call_function(source, outer_names(function), args, kwargs, Context(file_of(function)))
+            return self.reader.call_function(
+                source, outer_names(function), args, kwargs, FunctionContext(file_of(function))
+            )
         name, package = (
             attribute_or(callee, "__name__"),
             str(attribute_or(callee, "__module__") or "").partition(".")[0],
@@ -776,7 +778,7 @@ class FunctionReading:
         if inspect.isfunction(callee) and matters:
             source = source_of(callee)
             if source is not None:
-                context = Context(file_of(callee))
+                context = FunctionContext(file_of(callee))
                 return self.reader.call_function(source, outer_names(callee), args, kwargs, context)
         notes = self.reader.notes_of_call(arguments, "call", name or id(callee))
         for slot, value in enumerate(arguments):
