@@ -26,7 +26,8 @@ class ContinualBackprop(Method):
         d <- d + rate * (units with a > maturity)
     and while d >= 1 the mature unit of least u / (1 - decay^a) is replaced: incoming weights from the layer's initial
     distribution, bias and outgoing weights of zero, no history in the optimizer, a = u = 0, d <- d - 1.
-    h is the unit's activation as its consumers read it, in the last micro-batch of a step; the model declares its units (`fire_core.units.graph`).
+    h is the unit's activation as its consumers read it, in the last micro-batch of a step; the model declares its units
+    (`fire_core.units.graph`).
 
     The division corrects the bias of the running average, as the public code does; without it a unit just past
     `maturity` would seem useless. The debt is carried over from step to step, as in the public code with

@@ -21,11 +21,11 @@ from fire_core.units.watch import Watch, peak
 class SelfNormalizedResets(Method):
     """Recycle a unit once it has been silent for longer than a percentile of its own silences.
 
-    After each step, for every unit: a unit that is above 0 anywhere in the (micro-)batch fires, which ends its silence; a unit
-    whose silence reaches its threshold is recycled. Every `every` epochs thresholds follow the silences since the last
-    update (see `Silences`). A recycled unit gets incoming weights from the layer's initial distribution, bias and
-    outgoing weights of zero, and no history in the optimizer. The model declares its units and which layers read them
-    (`fire_core.units.graph`).
+    After each step, for every unit: a unit that is above 0 anywhere in the last micro-batch fires, which ends its
+    silence; a unit whose silence reaches its threshold is recycled. Every `every` epochs thresholds follow the silences
+    since the last update (see `Silences`). A recycled unit gets incoming weights from the layer's initial distribution,
+    bias and outgoing weights of zero, and no history in the optimizer. The model declares its units and which layers
+    read them (`fire_core.units.graph`).
 
     The public code moves thresholds every 16 passes over the data, so that a percentile is taken over thousands of
     silences. The FIRE authors' code takes the 16 for steps; among at most 16 silences the percentiles .94 to .99 are
