@@ -43,7 +43,7 @@ class MuonProblem:
     """One thing that is wrong with one parameter.
 
     Attributes:
-        rank: "error", a wrong update; or "note", a choice or what could not be read.
+        severity: "error", a wrong update; or "note", a choice or what could not be read.
         kind: of errors "fused", "stack", "transposed", "cut", "outside" (a head, an embedding, a router, an input
             layer), "vector", "unknown" (it looks fused, and how is not known), "missing" (from all groups), "twice"; of
             notes "adam", "heads", "raw", "foreign".
@@ -52,14 +52,14 @@ class MuonProblem:
         line: Python that fixes it, in the names `model` and those of the call: `optimizer`, `optimizers` or `groups`.
     """
 
-    rank: str
+    severity: str
     kind: str
     name: str
     message: str
     line: str
 
     def __str__(self) -> str:
-        return f"{self.rank}: {self.name} {self.message}. {self.line}"
+        return f"{self.severity}: {self.name} {self.message}. {self.line}"
 
 
 @dataclass
@@ -67,7 +67,7 @@ class MuonReport:
     """What `check_muon` found; true if there is no error. `print(report)` shows it as a table.
 
     Attributes:
-        problems: errors first, each rank in the order of the model's parameters.
+        problems: errors first, each severity in the order of the model's parameters.
         muon: names of the parameters that Muon trains.
         count: how many matrices these hold.
         other: names of those that another optimizer trains.
@@ -80,17 +80,17 @@ class MuonReport:
 
     @property
     def errors(self) -> list[MuonProblem]:
-        """Return the problems of rank "error": updates that are wrong."""
-        return [problem for problem in self.problems if problem.rank == "error"]
+        """Return the problems of severity "error": updates that are wrong."""
+        return [problem for problem in self.problems if problem.severity == "error"]
 
     @property
     def notes(self) -> list[MuonProblem]:
-        """Return the problems of rank "note": choices, and what could not be read."""
-        return [problem for problem in self.problems if problem.rank == "note"]
+        """Return the problems of severity "note": choices, and what could not be read."""
+        return [problem for problem in self.problems if problem.severity == "note"]
 
     @property
     def ok(self) -> bool:
-        """Return whether there is no problem of rank "error"."""
+        """Return whether there is no problem of severity "error"."""
         return not self.errors
 
     def __bool__(self) -> bool:
@@ -105,13 +105,13 @@ class MuonReport:
             return first
         alike: dict[tuple[str, str, str], list[MuonProblem]] = {}  # layers that differ by their number together
         for problem in self.problems:
-            alike.setdefault((problem.rank, numberless(problem.name), problem.message), []).append(problem)
+            alike.setdefault((problem.severity, numberless(problem.name), problem.message), []).append(problem)
         rows, lines = [], dict[str, list[str]]()
-        for (rank, pattern, message), several in alike.items():
+        for (severity, pattern, message), several in alike.items():
             label = several[0].name if len(several) == 1 else f"{pattern} ({len(several)})"
-            rows.append((rank, label, message))
+            rows.append((severity, label, message))
             lines.setdefault(several[0].line, []).append(label)
-        table = text_table(("rank", "parameter", "what is wrong"), rows)
+        table = text_table(("severity", "parameter", "what is wrong"), rows)
         fixes = [textwrap.fill(f"{listed(labels)}:", WIDTH) + f"\n    {line}" for line, labels in lines.items()]
         return "\n".join([first, "", table, "", "The lines that fix it:", *fixes])
 
@@ -206,7 +206,7 @@ class _Checker:
             message = "is trained, and is no parameter of the model"
             line = f"{holder.place}[:] = [p for p in {holder.place} if any(p is q for q in model.parameters())]"
             problems.append(MuonProblem("note", "foreign", f"a tensor of {shape}", message, line))
-        report.problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.rank != "error")
+        report.problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.severity != "error")
         return report
 
     # ------------------------------------------------------------------------------------------------- in which groups
@@ -416,8 +416,8 @@ class _Checker:
 
     # -------------------------------------------------------------------------------------------- the lines that fix it
 
-    def _problem(self, rank: str, kind: str, p: Tensor, message: str, line: str) -> MuonProblem:
-        return MuonProblem(rank, kind, clean_name(self.paths[id(p)]), message, line)
+    def _problem(self, severity: str, kind: str, p: Tensor, message: str, line: str) -> MuonProblem:
+        return MuonProblem(severity, kind, clean_name(self.paths[id(p)]), message, line)
 
     def _code_of_parameter(self, p: Tensor) -> str:
         """Return Python that finds a parameter in the model."""

@@ -30,11 +30,13 @@ from harness.process.signals import EXIT_PREEMPTED, asked_to_leave
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MOST = 2**20  # largest number of numbers in an observation, and of actions: a layer has as many columns, or rows
-LONG = 100_000  # steps; a time limit above this is named in the log
-LONGEST = 300  # characters of a space or of another package's text that are shown in a message
-SILENCE = 30.0  # seconds after which an environment that does not answer is named in the log
-HANGS = 10.0  # seconds after a signal for which it may still answer, so that the step can be finished and saved
+MAX_NUMBERS = 2**20  # largest number of numbers in an observation, and of actions: a layer has as many columns, or rows
+LONG_TIME_LIMIT = 100_000  # steps; a time limit above this is named in the log
+MAX_SHOWN_CHARACTERS = 300  # of a space or of another package's text that are shown in a message
+SECONDS_UNTIL_WARNING = 30.0  # after which an environment that does not answer is named in the log
+SECONDS_AFTER_SIGNAL = (
+    10.0  # seconds after a signal for which it may still answer, so that the step can be finished and saved
+)
 NUMBERS = "biuf"  # NumPy's kinds of numbers: truth values, signed and unsigned integers, floats
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # escape sequences that colour a terminal
 
@@ -211,8 +213,8 @@ def observation_size(name: str, space: Any) -> int:
             f"gymnasium.wrappers.FlattenObservation makes one of most spaces{_hint_of_atari(name)}"
         )
     (size,) = space.shape
-    if not 1 <= size <= MOST:
-        raise ConfigError(f"{name}: observations must have 1 to {MOST} numbers, not {size}")
+    if not 1 <= size <= MAX_NUMBERS:
+        raise ConfigError(f"{name}: observations must have 1 to {MAX_NUMBERS} numbers, not {size}")
     return int(size)
 
 
@@ -224,8 +226,8 @@ def check_discrete(name: str, space: Any) -> Discrete:
     """
     if not isinstance(space, Discrete):
         raise ConfigError(f"{name}: DQN needs a task with discrete actions, Discrete(n), not {shown(space)}")
-    if space.n > MOST:
-        raise ConfigError(f"{name}: DQN has an output for each action: at most {MOST}, not {space.n}")
+    if space.n > MAX_NUMBERS:
+        raise ConfigError(f"{name}: DQN has an output for each action: at most {MAX_NUMBERS}, not {space.n}")
     last = int(space.start) + int(space.n) - 1
     if last > np.iinfo(space.dtype).max:
         raise ConfigError(f"{name}: the last action, {last}, is no number of the type {space.dtype} of {space}")
@@ -240,8 +242,8 @@ def check_continuous(name: str, space: Any) -> Box:
     """
     if not isinstance(space, Box) or space.dtype.kind != "f":
         raise ConfigError(f"{name}: SAC needs a task with continuous actions, a Box of floats, not {shown(space)}")
-    if len(space.shape) != 1 or not 1 <= space.shape[0] <= MOST:
-        raise ConfigError(f"{name}: actions must be a vector of 1 to {MOST} numbers, not {shown(space)}")
+    if len(space.shape) != 1 or not 1 <= space.shape[0] <= MAX_NUMBERS:
+        raise ConfigError(f"{name}: actions must be a vector of 1 to {MAX_NUMBERS} numbers, not {shown(space)}")
     low, high = bounds(space)
     with np.errstate(over="ignore"):
         width = high - low
@@ -347,9 +349,9 @@ class Environment:
         else:  # in a thread, which can be left: what was trained is saved, and the run should come to its end
             closing = threading.Thread(target=close, daemon=True, name=f"close {self.name}")
             closing.start()
-            closing.join(SILENCE)
+            closing.join(SECONDS_UNTIL_WARNING)
             if closing.is_alive():
-                log.warning("%s has not closed within %.0f s: it is left open", self.name, SILENCE)
+                log.warning("%s has not closed within %.0f s: it is left open", self.name, SECONDS_UNTIL_WARNING)
         for error in errors:
             log.warning("%s: close raised %s", self.name, error_text(error))
 
@@ -463,7 +465,7 @@ def _try_copy(option: str, task: str, options: dict[str, Any], interface: Interf
             raise ConfigError(str(error)) from error.__cause__
         if not type(env.unwrapped).__module__.startswith("gymnasium."):
             remarks += check(name, env)
-    if copy.limit is not None and copy.limit > LONG:
+    if copy.limit is not None and copy.limit > LONG_TIME_LIMIT:
         log.warning(
             "%s: an episode may take %d steps, and evaluations play whole episodes: a lower limit would be "
             "env.options={max_episode_steps:1000}",
@@ -513,9 +515,9 @@ def shown(value: Any) -> str:
 
 
 def condensed(text: str) -> str:
-    """Return a text on one line, cut after `LONGEST` characters."""
+    """Return a text on one line, cut after `MAX_SHOWN_CHARACTERS` characters."""
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]} ..."
 
 
 # --------------------------------------------------------------------------------------------- one that does not answer
@@ -528,7 +530,7 @@ _waiting: dict[int, tuple[float, str, str]] = {}
 def answering(name: str, what: str) -> Iterator[None]:
     """Name an environment in the log if the call within this block takes long.
 
-    The run goes on waiting for it, as some are slow; but `HANGS` seconds after a signal the process ends.
+    The run goes on waiting for it, as some are slow; but `SECONDS_AFTER_SIGNAL` after a signal the process ends.
     """
     _start_watch()
     thread = threading.get_ident()
@@ -548,21 +550,21 @@ def _watch() -> None:
     """Look every second for environments that do not answer, for as long as the process lives."""
     named = set[tuple[float, str, str]]()
     while True:
-        time.sleep(min(1.0, SILENCE))
+        time.sleep(min(1.0, SECONDS_UNTIL_WARNING))
         asked = asked_to_leave()
         for call in list(_waiting.values()):
             since, name, what = call
-            if asked is not None and time.monotonic() - max(asked, since) > HANGS:
+            if asked is not None and time.monotonic() - max(asked, since) > SECONDS_AFTER_SIGNAL:
                 log.warning(
                     "%s has not answered for %.0f s (%s) after a signal: the process leaves without a checkpoint; the "
                     "same command resumes from the last one",
-                    name, HANGS, what,
+                    name, SECONDS_AFTER_SIGNAL, what,
                 )  # fmt: skip
                 os._exit(EXIT_PREEMPTED)  # no exception reaches what hangs in somebody else's code, or in a thread
-            if call not in named and time.monotonic() - since > SILENCE:
+            if call not in named and time.monotonic() - since > SECONDS_UNTIL_WARNING:
                 named.add(call)
                 log.warning(
                     "%s has not answered for %.0f s (%s); the run waits for it. If it hangs, end the run: the same "
                     "command resumes from the last checkpoint",
-                    name, SILENCE, what,
+                    name, SECONDS_UNTIL_WARNING, what,
                 )  # fmt: skip

@@ -74,7 +74,7 @@ class AgentLearner(LearnerBase):
         finished = self.step >= task.total_steps
         manifest: dict[str, Any] = {"written": [], "segments": []} if finished else replay_store.save(self.replay)
         run.checkpoint(self.step, {**self.state_dict(), "replay": manifest})
-        replay_store.committed(manifest, keep=1 if finished else run.keep)
+        replay_store.remove_unneeded(manifest, keep=1 if finished else run.keep)
 
     def load_replay(self, replay_store: RingStore, state: dict[str, Any]) -> None:
         """Fill the empty replay; segments of a shared first phase are read from its folder, `state["origin"]`.

@@ -33,18 +33,18 @@ class Ring:
         columns: name -> (envs, rows, ...).
         rows: length of a ring.
         written: number of rows ever appended, for each environment.
-        begins: number of the first row that may be sampled, for each environment.
+        first_sampled: number of the first row that may be sampled, for each environment.
     """
 
     def __init__(self, columns: dict[str, Tensor], rows: int, envs: int) -> None:
         self.columns, self.rows = columns, rows
-        self.written, self.begins = [0] * envs, [0] * envs
+        self.written, self.first_sampled = [0] * envs, [0] * envs
 
     def forget(self) -> None:
         """Sample none of the present rows any more."""
-        self.begins = list(self.written)
+        self.first_sampled = list(self.written)
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Update what depends on the columns; called after `RingStore.load` has filled them."""
 
 
@@ -89,9 +89,9 @@ class RingStore:
         self._complete = {key: self._complete[key] for key in segments if key in self._complete}
         with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="replay") as threads:
             names = list(threads.map(lambda segment: write_segment(*segment), segments))
-        return {"written": list(ring.written), "begins": list(ring.begins), "segments": names}
+        return {"written": list(ring.written), "begins": list(ring.first_sampled), "segments": names}
 
-    def committed(self, manifest: dict[str, Any], keep: int) -> None:
+    def remove_unneeded(self, manifest: dict[str, Any], keep: int) -> None:
         """Remove segments that none of the last `keep` checkpoints needs.
 
         Args:
@@ -126,8 +126,8 @@ class RingStore:
                 column[env, slots] = value[first - start :].to(column.device)
             if stop - start == min(self.rows, ring.rows):
                 self._complete[env, start] = name
-        ring.written, ring.begins = list(manifest["written"]), list(manifest["begins"])
-        ring.loaded()
+        ring.written, ring.first_sampled = list(manifest["written"]), list(manifest["begins"])
+        ring.after_load()
         self._manifests = [set(manifest["segments"])]
 
     def _fetch(self, name: str, elsewhere: Path | None) -> bytes:

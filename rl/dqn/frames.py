@@ -122,7 +122,7 @@ class FrameReplay(Ring):
         stop = np.array(self.written)
         # In a full ring the oldest rows lack frames of their stacks.
         start = np.where(stop > self.rows, stop - self.rows + self.stack, 0)
-        start = np.maximum(start, self.begins)
+        start = np.maximum(start, self.first_sampled)
         if part != (0.0, 1.0):
             length = torch.from_numpy(stop - start)  # a torch tensor, whose product with a fraction is in float32
             stop = start + (length * part[1]).ceil().long().numpy()
@@ -167,7 +167,7 @@ class FrameReplay(Ring):
         """Return `size` uniformly drawn transitions, with replacement."""
         return self.gather(*self.draw(size, generator))
 
-    def loaded(self) -> None:
+    def after_load(self) -> None:
         """Take the newest rows' ages from the columns, which have just been filled."""
         newest = (torch.tensor(self.written) - 1).clamp(min=0) % self.rows
         self._age = self.columns["age"][self._all_envs, newest].clone()

@@ -50,7 +50,7 @@ class Transitions(Ring):
         super().__init__(columns, rows, envs)  # all write at the same time
 
     def __len__(self) -> int:
-        return len(self.written) * min(self.written[0] - self.begins[0], self.rows)
+        return len(self.written) * min(self.written[0] - self.first_sampled[0], self.rows)
 
     def add(self, batch: Batch) -> None:
         """Append a transition of each environment, (envs, ...), over its oldest one once the ring is full."""
@@ -68,8 +68,8 @@ class Transitions(Ring):
             generator: a generator on the CPU.
         """
         index = torch.randint(len(self), (batches, size), generator=generator).to(self.device, non_blocking=True)
-        filled = min(self.written[0] - self.begins[0], self.rows)
-        return self.gather(index // filled * self.rows + (index % filled + self.begins[0]) % self.rows)
+        filled = min(self.written[0] - self.first_sampled[0], self.rows)
+        return self.gather(index // filled * self.rows + (index % filled + self.first_sampled[0]) % self.rows)
 
     def gather(self, index: torch.Tensor) -> Batch:
         """Return the transitions (*index.shape, ...) at `index`, where row r of environment e is e * rows + r."""
@@ -77,7 +77,7 @@ class Transitions(Ring):
 
     def sample_part(self, size: int, generator: torch.Generator, ages: tuple[float, float]) -> Batch:
         """Draw transitions (size, ...) of a range of ages, as fractions from the oldest (0) to the newest (1)."""
-        filled = min(self.written[0] - self.begins[0], self.rows)
+        filled = min(self.written[0] - self.first_sampled[0], self.rows)
         oldest = self.written[0] - filled
         first, end = oldest + int(filled * ages[0]), oldest + math.ceil(filled * ages[1])
         row = torch.randint(first, end, (size,), generator=generator)

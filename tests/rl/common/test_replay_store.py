@@ -52,7 +52,7 @@ def test_goes_on_after_a_load(tmp_path: Path) -> None:
     """Save, play on from the loaded ring, save again: full segments of the first save are not written again."""
     naive = played(50, first := RingStore(tmp_path, 8))
     manifest = first.save(naive.replay)
-    first.committed(manifest, 2)
+    first.remove_unneeded(manifest, 2)
     second = RingStore(tmp_path, 8)
     second.load(loaded := new(), manifest)
     for replay in (naive.replay, loaded):
@@ -71,7 +71,7 @@ def test_removes_what_no_kept_checkpoint_needs(tmp_path: Path) -> None:
         for _ in range(11):
             naive.step()
         manifests.append(store.save(naive.replay))
-        store.committed(manifests[-1], keep=2)
+        store.remove_unneeded(manifests[-1], keep=2)
         expected = {name for manifest in manifests[-2:] for name in manifest["segments"]}
         assert {path.name for path in tmp_path.iterdir()} == expected
     for manifest in manifests[-2:]:

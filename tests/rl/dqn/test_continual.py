@@ -40,7 +40,7 @@ def test_a_known_boundary_empties_the_replay_and_copies_the_target() -> None:
     for _ in range(9):
         interact(task, learner, acts=False)
     env, drawn = learner.replay.draw(200, torch.Generator().manual_seed(0))
-    assert (drawn > torch.tensor(learner.replay.begins)[env]).all()
+    assert (drawn > torch.tensor(learner.replay.first_sampled)[env]).all()
     assert learner.updates == updates  # the replay fills again before anything is learnt
     while learner.phase_step < 60:
         interact(task, learner, acts=False)
@@ -111,7 +111,7 @@ def test_diagnoses_look_at_fresh_and_old_transitions() -> None:
     while learner.phase_step < 80:
         interact(task, learner, acts=False)
     generator = torch.Generator().manual_seed(0)
-    first, held = learner.replay.begins[0], learner.replay.written[0] - learner.replay.begins[0]
+    first, held = learner.replay.first_sampled[0], learner.replay.written[0] - learner.replay.first_sampled[0]
     for part, low, high in (((0.0, 0.1), 0.0, 0.1 * held + 1), ((0.9, 1.0), 0.9 * held - 1, held)):
         env, drawn = learner.replay.draw(100, generator, part)
         drawn = drawn[env == 0] - first

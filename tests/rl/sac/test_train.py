@@ -149,7 +149,7 @@ def test_a_firing_restarts_the_networks_and_leaves_the_data() -> None:
     assert learner.temperature().item() == pytest.approx(task.config.temperature, rel=1e-7)
     assert same(learner.critics.state_dict(), learner.target_critics.state_dict())
     assert learner.statistics.count > 1
-    assert learner.replay.begins == [0]
+    assert learner.replay.first_sampled == [0]
 
 
 def test_injection_leaves_outputs_as_they_are() -> None:
