@@ -275,7 +275,7 @@ def ask_trigger(task: Task, learner: Learner, loss: Tensor) -> Firing | None:
 
 
 def make_context(task: Task, learner: Learner, at: At, step_loss: Tensor | None = None) -> Context:
-    """Return what a method is given when it acts; its one pass of batches are the batches between two rows.
+    """Return what a method is given when it acts. Its `batches` are those of the training steps between two rows.
 
     Args:
         task: the task of the run.

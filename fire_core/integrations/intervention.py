@@ -308,9 +308,15 @@ class Intervention:
         digest = hashlib.sha256(f"{self.seed} {firing.step}{of_act}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))  # torch uses 32 bits of a seed
         context = Context(
-            self.firings + 1, firing.step, generator, self.batches, self.loss, self.optimizers,
-            spared=frozenset(self.kept), trainable_only=self.trainable_only,
-        )  # fmt: skip
+            phase=self.firings + 1,
+            step=firing.step,
+            generator=generator,
+            batches=self.batches,
+            loss=self.loss,
+            optimizers=self.optimizers,
+            spared=frozenset(self.kept),
+            trainable_only=self.trainable_only,
+        )
         # Weights may have been frozen or unfrozen since the run began.
         context = replace(context, spared=context.spared_or_frozen(self.net))
         self._write_masters_to_weights()

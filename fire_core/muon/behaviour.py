@@ -31,18 +31,18 @@ class Behaviour(NamedTuple):
     Attributes:
         stack: how the matrices of a parameter (count, m, n) are taken: `SEPARATE`, `JOINED`, `REFUSED`, `UNKNOWN`.
         kernel: how the kernels of a convolution (c_out, c_in, k_h, k_w) are taken: joined to one matrix they are right.
-        has_sides: whether the rate of an m x n matrix is another than that of an n x m matrix.
+        rate_depends_on_orientation: whether the rate of an m x n matrix is another than that of an n x m matrix.
         factor: (m, n) -> the factor on the rate; None where it is not known.
     """
 
     stack: str
     kernel: str
-    has_sides: bool
+    rate_depends_on_orientation: bool
     factor: Callable[[int, int], float] | None = None
 
     def scales_alike(self, rows: int, columns: int) -> bool:
         """Return whether a matrix (rows, columns) has the same rate as its transpose."""
-        if rows == columns or not self.has_sides:
+        if rows == columns or not self.rate_depends_on_orientation:
             return True
         return self.factor is not None and math.isclose(self.factor(rows, columns), self.factor(columns, rows))
 
@@ -62,14 +62,14 @@ def behaviour_of(optimizer: Optimizer | None, group: Mapping[str, Any], paramete
         return Behaviour(SEPARATE, JOINED, True, factor)
     if isinstance(group.get("flatten"), bool):  # dion and muonium
         taken = JOINED if group["flatten"] else SEPARATE
-        return Behaviour(taken, taken, _has_sides(optimizer, group, parameter))
+        return Behaviour(taken, taken, _rate_depends_on_orientation(optimizer, group, parameter))
     if optimizer is None:
         by_algorithm = SEPARATE if "algorithm" in group else UNKNOWN  # where `flatten` is False unless it is written
         return Behaviour(by_algorithm, by_algorithm if "algorithm" in group else JOINED, _options_say_sides(group))
     return Behaviour(
         _how_taken(optimizer, parameter, STACK, (0,), (1,)),
         _how_taken(optimizer, parameter, KERNELS, (0, 0), (1, 1)),
-        _has_sides(optimizer, group, parameter),
+        _rate_depends_on_orientation(optimizer, group, parameter),
     )
 
 
@@ -91,7 +91,7 @@ def heeds_splits(optimizer: Optimizer, group: Mapping[str, Any], parameter: Tens
 
 
 def _how_taken(
-    optimizer: Optimizer, parameter: Tensor, shape: tuple[int, ...], here: tuple[int, ...], there: tuple[int, ...]
+    optimizer: Optimizer, parameter: Tensor, shape: tuple[int, ...], changed: tuple[int, ...], compared: tuple[int, ...]
 ) -> str:
     """Return how an optimizer takes the matrices of a parameter, tried on a small one.
 
@@ -101,14 +101,14 @@ def _how_taken(
         optimizer: a new one of its class makes the step.
         parameter: a parameter of the optimizer, for its device and for what the optimizer knows of it.
         shape: shape of the small parameter.
-        here: index of the matrix whose gradient is changed.
-        there: index of the matrix whose update is compared.
+        changed: index of the matrix whose gradient is changed.
+        compared: index of the matrix whose update is compared.
 
     Returns:
         `SEPARATE`, `JOINED`, or, where the step fails, `REFUSED` if a matrix can be trained, else `UNKNOWN`.
     """
     try:
-        return JOINED if _are_coupled(optimizer, parameter, shape, here, there) else SEPARATE
+        return JOINED if _are_coupled(optimizer, parameter, shape, changed, compared) else SEPARATE
     except Exception:  # whatever a foreign class may raise
         return REFUSED if _takes_matrices(optimizer, parameter) else UNKNOWN
 
@@ -117,8 +117,8 @@ def _are_coupled(
     optimizer: Optimizer,
     parameter: Tensor,
     shape: tuple[int, ...],
-    here: Any,
-    there: Any,
+    changed: Any,
+    compared: Any,
     splits: Mapping[str, Any] | None = None,
 ) -> bool:
     """Return whether the update of one part of a small parameter depends on the gradient of another part.
@@ -127,8 +127,8 @@ def _are_coupled(
         optimizer: a new one of its class makes the steps.
         parameter: a parameter of the optimizer, for its device and for what the optimizer knows of it.
         shape: shape of the small parameter.
-        here: index of the part whose gradient is changed.
-        there: index of the part whose update is compared.
+        changed: index of the part whose gradient is changed.
+        compared: index of the part whose update is compared.
         splits: see `_trial_update`.
 
     Raises:
@@ -136,10 +136,10 @@ def _are_coupled(
     """
     gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     other = gradient.clone()
-    other[here] = gradient[here].flip(-1) * 3
-    update = _trial_update(optimizer, parameter, gradient, splits)[there]
-    changed = _trial_update(optimizer, parameter, other, splits)[there]
-    return not torch.allclose(update, changed, rtol=1e-3, atol=1e-6 * float(update.norm()))
+    other[changed] = gradient[changed].flip(-1) * 3
+    update = _trial_update(optimizer, parameter, gradient, splits)[compared]
+    update_after = _trial_update(optimizer, parameter, other, splits)[compared]
+    return not torch.allclose(update, update_after, rtol=1e-3, atol=1e-6 * float(update.norm()))
 
 
 def _takes_matrices(optimizer: Optimizer, parameter: Tensor) -> bool:
@@ -150,7 +150,7 @@ def _takes_matrices(optimizer: Optimizer, parameter: Tensor) -> bool:
         return False
 
 
-def _has_sides(optimizer: Optimizer | None, group: Mapping[str, Any], parameter: Tensor) -> bool:
+def _rate_depends_on_orientation(optimizer: Optimizer | None, group: Mapping[str, Any], parameter: Tensor) -> bool:
     """Return whether the rate of an m x n matrix is another than that of an n x m matrix.
 
     The norms of the updates of a gradient and of its transpose tell it; if no step can be made, the group's options.

@@ -168,14 +168,14 @@ class _Checker:
         self.paths = {id(p): name for name, p in model.named_parameters()}  # as `get_parameter` takes them
         self.layers = {id(layer.weight) for layer in named_layers(model).values()}
         self.outside = outside_layers(model, read)
-        self.places: dict[int, list[tuple[Holder, bool]]] = {}  # of a parameter: who holds it, and whether by Muon
+        self.holders_of: dict[int, list[tuple[Holder, bool]]] = {}  # of a parameter: who holds it, and whether by Muon
         self.foreign: list[tuple[Holder, Tensor]] = []
         for holder in holders:
             for held in holder.parameters:
                 parameter = masters.get(id(held), held)
                 if id(parameter) in self.paths:
                     place = holder, holder.trains_by_muon(held)
-                    self.places.setdefault(id(parameter), []).append(place)
+                    self.holders_of.setdefault(id(parameter), []).append(place)
                 else:
                     self.foreign.append((holder, held))
         # The groups that something else than Muon trains.
@@ -189,7 +189,7 @@ class _Checker:
         for p in self.model.parameters():
             if not p.requires_grad or p.numel() == 0:
                 continue
-            places = self.places.get(id(p), [])
+            places = self.holders_of.get(id(p), [])
             by_muon = [holder for holder, is_muon in places if is_muon]
             problems += self._check_membership(p, places)
             for holder in {id(holder.group): holder for holder in by_muon}.values():
@@ -204,7 +204,7 @@ class _Checker:
         for holder, stranger in self.foreign:
             shape = " x ".join(map(str, stranger.shape))
             message = "is trained, and is no parameter of the model"
-            line = f"{holder.place}[:] = [p for p in {holder.place} if any(p is q for q in model.parameters())]"
+            line = f"{holder.code}[:] = [p for p in {holder.code} if any(p is q for q in model.parameters())]"
             problems.append(MuonProblem("note", "foreign", f"a tensor of {shape}", message, line))
         report.problems = sorted(dict.fromkeys(problems), key=lambda problem: problem.severity != "error")
         return report
@@ -223,7 +223,7 @@ class _Checker:
                 "error", "missing", p, "is in no group, so that nothing trains it", self._line_to_add(p)
             )
         elif len(places) > 1:
-            where = listed(holder.place.removesuffix('["params"]') for holder, _ in places)
+            where = listed(holder.code.removesuffix('["params"]') for holder, _ in places)
             message = f"is trained {len(places)} times in each step: it is in {where}"
             yield self._problem("error", "twice", p, message, self._line_to_remove(p, places))
 
@@ -231,7 +231,7 @@ class _Checker:
         """Yield an error for each pair of parameters in one memory: they are one weight with two updates."""
         named = {clean_name(name): p for name, p in self.model.named_parameters() if p.requires_grad}
         for first, second in overlapping(named.items()):
-            if self.places.get(id(named[first])) and self.places.get(id(named[second])):
+            if self.holders_of.get(id(named[first])) and self.holders_of.get(id(named[second])):
                 other = f"model.{second}"
                 line = f"{_indexed_path(other)} = {_indexed_path(f'model.{first}')}  # then build the groups anew"
                 message = f"shares its memory with {first}, so that one weight is trained twice in each step"
@@ -274,7 +274,7 @@ class _Checker:
     def _check_doubtful(self, p: Tensor, entries: list[Entry], holder: Holder) -> Iterator[MuonProblem]:
         """Yield the problems of a parameter if the reader does not know which matrices it holds."""
         name = clean_name(self.paths[id(p)])
-        declare = f"check_muon(model, {holder.place.partition('.')[0].partition('[')[0]}, blocks={{{name!r}: (...)}})"
+        declare = f"check_muon(model, {holder.code.partition('.')[0].partition('[')[0]}, blocks={{{name!r}: (...)}})"
         declare = f"{declare}  # and the same blocks= for muon_groups"
         if not entries:
             message = f"is not read: {self.unread.get(name, 'a raw parameter of more than three dimensions')}"
@@ -430,9 +430,9 @@ class _Checker:
         """
         if not self.others or isinstance(holder.optimizer, SplitMuon | torch.optim.Muon):
             return self._line_to_rebuild(holder)
-        remove = f"p = {self._code_of_parameter(p)}; {holder.place}[:] = [q for q in {holder.place} if q is not p]"
+        remove = f"p = {self._code_of_parameter(p)}; {holder.code}[:] = [q for q in {holder.code} if q is not p]"
         is_there = any(q is p for other in self.others for q in other.parameters)
-        return remove if is_there else f"{remove}; {self.others[0].place}.append(p)"
+        return remove if is_there else f"{remove}; {self.others[0].code}.append(p)"
 
     def _line_to_muon(self, holder: Holder) -> str:
         """Return the line that has Muon train a parameter which another optimizer trains: it builds all groups anew."""
@@ -446,7 +446,7 @@ class _Checker:
         """
         hidden = is_hidden(p, self.entries.get(p, []), self.outside)
         if self.others and not hidden:
-            return f"{self.others[0].place}.append({self._code_of_parameter(p)})"
+            return f"{self.others[0].code}.append({self._code_of_parameter(p)})"
         return self._line_to_rebuild(self.holders[0]) if self.holders else _line_of_both_optimizers({}, {})
 
     def _line_to_remove(self, p: Tensor, places: list[tuple[Holder, bool]]) -> str:
@@ -458,11 +458,11 @@ class _Checker:
         """
         hidden = is_hidden(p, self.entries.get(p, []), self.outside)
         right = next((holder for holder, is_muon in places if is_muon == hidden), places[0][0])
-        wrong = list(dict.fromkeys(holder.place for holder, _ in places if holder.place != right.place))
-        if [holder.place for holder, _ in places].count(right.place) > 1:
-            wrong.append(right.place)
+        wrong = list(dict.fromkeys(holder.code for holder, _ in places if holder.code != right.code))
+        if [holder.code for holder, _ in places].count(right.code) > 1:
+            wrong.append(right.code)
         lines = [f"{place}[:] = [q for q in {place} if q is not p]" for place in wrong]
-        again = f"; {right.place}.append(p)" if right.place in wrong else ""
+        again = f"; {right.code}.append(p)" if right.code in wrong else ""
         return f"p = {self._code_of_parameter(p)}; {'; '.join(lines)}{again}"
 
     def _line_to_rebuild(self, holder: Holder) -> str:

@@ -16,7 +16,8 @@ Cuts: TypeAlias = tuple[MuonCut, ...]
 FIELDS = ("kind", "rows", "groups", "transposed", "repeats", "heads", "columns")  # what a cut is, as plain data
 
 
-WHOLE: MuonCut = ("matrix", None, 1, False, 1, 1, False)  # one matrix, (1, T, d) tokens too
+# One matrix; leading dimensions of size 1, as in position embeddings (1, T, d), count for nothing.
+WHOLE: MuonCut = ("matrix", None, 1, False, 1, 1, False)
 
 
 def cut_of(entry: Entry) -> MuonCut:

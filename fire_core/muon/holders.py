@@ -23,13 +23,13 @@ class Holder(NamedTuple):
         parameters: the parameters of the group.
         group: the group itself, with its options.
         optimizer: the optimizer itself, inside all wrappers; None where groups alone are given.
-        place: Python for the list of its parameters, in the names of the call: `optimizer.param_groups[0]["params"]`.
+        code: Python for the list of its parameters, in the names of the call: `optimizer.param_groups[0]["params"]`.
     """
 
     parameters: list[Tensor]
     group: Mapping[str, Any]
     optimizer: Optimizer | None
-    place: str
+    code: str
 
     def trains_by_muon(self, parameter: Tensor) -> bool:
         """Return whether Muon trains a parameter of the group.

@@ -74,13 +74,13 @@ class SplitMuon(torch.optim.Optimizer):
     ) -> None:
         for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum), ("eps", eps)):
             if not isinstance(value, (int, float, Tensor)) or not value >= 0:
-                raise ValueError(f"{name}={value}: a number, at least 0")
+                raise ValueError(f"{name}={value} must be a number, at least 0")
         if ns_steps != int(ns_steps) or not 0 <= ns_steps < 100:
-            raise ValueError(f"ns_steps={ns_steps}: a whole number from 0 to 99")
+            raise ValueError(f"ns_steps={ns_steps} must be a whole number from 0 to 99")
         if len(ns_coefficients) != 3:
-            raise ValueError(f"ns_coefficients={tuple(ns_coefficients)}: three numbers")
+            raise ValueError(f"ns_coefficients={tuple(ns_coefficients)} must be three numbers")
         if adjust_lr_fn not in ADJUST:
-            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r}: one of {', '.join(str(name) for name in ADJUST)}")
+            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be one of {', '.join(str(name) for name in ADJUST)}")
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -178,7 +178,7 @@ class SplitMuon(torch.optim.Optimizer):
     def _update_sharded(self, parameters: list[Tensor], group: Mapping[str, Any]) -> None:
         """Update weights of one shape, sharded alike: each rank orthogonalises some of them, whole."""
         lr, divisions = float(group["lr"]), exchange.divisions_of(parameters[0])
-        # Only `DTYPE` travels: the steps begin with it and end with it, so nothing is rounded for the way.
+        # Ranks exchange directions in `DTYPE`; the Newton-Schulz steps compute in it anyway, so this rounds nothing.
         shard = distributed.local(parameters[0])
         stack = torch.empty(len(parameters), *shard.shape, dtype=DTYPE, device=_mesh_device(parameters[0]))
         for at, parameter in enumerate(parameters):

@@ -397,7 +397,7 @@ def test_a_stack_of_experts_is_tried_out(one: type[OneOptimizer] | None, says: s
     assert says is None or says in next(problem.message for problem in report.errors if problem.kind == "stack")
 
 
-def test_a_stored_transpose_is_an_error_where_the_rate_has_sides() -> None:
+def test_a_stored_transpose_is_an_error_where_the_rate_rate_depends_on_orientation() -> None:
     model = of_transformers("gpt2")
     groups = groups_of(model, by_names)
     fused = {error for error in GPT2 if error[0] == "fused"}
