@@ -10,8 +10,9 @@ Copy = nn.Module | Mapping[str, Tensor]  # AveragedModel, timm's ModelEmaV3, a t
 
 
 def named_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers by the names that they have in the bare module, tied ones once."""
-    return {clean_name(name): tensor for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
+    """Return parameters and buffers by the names that they have in the bare module, tied ones under each name."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    return {clean_name(name): tensor for name, tensor in [*parameters, *module.named_buffers(remove_duplicate=False)]}
 
 
 def weights_of(copy: Copy, model: nn.Module) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from fire_core.reinit.fire import fire_
 from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Report
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
-from fire_core.weights.distributed import local
+from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.layout import resolve, selectors_of
 from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters, reset_state_of_masters
@@ -216,6 +216,7 @@ class Intervention:
         """
         self.optimizers, self.log = optimizers_of(optimizers), log
         self.net = Net(dict(modules), {})
+        self._reshard()
         self.copies = {name: list((copies or {}).get(name, ())) for name in modules}
         self.copies[next(iter(modules))] += self.own_copies
         self._masters = self._all_masters()
@@ -301,6 +302,7 @@ class Intervention:
     def _act(self, firing: Firing) -> None:
         """Let the method act, carry its changes over to master copies and copied models, and log the action."""
         begin = time.perf_counter()
+        self._reshard()  # an evaluation, or a trigger that measures, may have left weights whole
         copied_modules = {name: module for name, module in self.net.modules.items() if self.copies[name]}
         weights_before = {name: _cloned(named_weights(module)) for name, module in copied_modules.items()}
         acts_at_this_step = sum(earlier.step == firing.step for earlier in self.fired)
@@ -344,6 +346,11 @@ class Intervention:
         if self.log is not None:
             self.log(firing.step, {PREFIX + name: value for name, value in numbers.items()})
 
+    def _reshard(self) -> None:
+        """Let the networks' parameters be those that are trained; see `distributed.reshard_`."""
+        for module in self.net.modules.values():
+            distributed.reshard_(module)
+
     def _changed_since(self, samples_before: Mapping[str, Tensor]) -> list[ChangedWeight]:
         """Return the weights whose samples are not those that were taken before the action."""
         changed = []
@@ -364,15 +371,13 @@ class Intervention:
             weights_before: the weights of each module before the action.
         """
         for name, module in modules.items():
-            changed_weights = {
-                key: weight
-                for key, weight in named_weights(module).items()
-                if not _equal(weight, weights_before[name][key])
-            }
+            changed_weights = _changed(named_weights(module), weights_before[name])
             for model_copy in self.copies[name]:
                 copied_weights = weights_of(model_copy, module)
-                for key in changed_weights.keys() & copied_weights.keys():
-                    copied_weights[key].copy_(changed_weights[key])
+                for key, weight in changed_weights.items():
+                    if (copied := copied_weights.get(key)) is not None:
+                        is_sharded = distributed.is_sharded(copied)
+                        distributed.write_(copied, weight if is_sharded else distributed.full(weight))
 
     @torch.no_grad()
     def _write_masters_to_weights(self) -> None:
@@ -503,10 +508,16 @@ def _cloned(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _sample(weight: Tensor) -> Tensor:
     """Return about a thousand evenly spaced numbers of this rank's part of a weight, (n,), a float32 copy."""
-    flat = local(weight).detach().reshape(-1)
+    flat = distributed.local(weight).detach().reshape(-1)
     return flat[:: max(1, flat.numel() // 1000)].to(torch.float32, copy=True)
 
 
-def _equal(new: Tensor, old: Tensor) -> bool:
-    """Return whether two weights have the same numbers on this rank."""
-    return torch.equal(local(new), local(old))
+def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights that have other numbers than before, on any rank that has a part of them."""
+    weights = list(after.values())
+    equal = [torch.equal(distributed.local(new), distributed.local(before[name])) for name, new in after.items()]
+    device = distributed.local(weights[0]).device if weights else None
+    flags = distributed.all_true_over_ranks(torch.tensor(equal, dtype=torch.int32, device=device), weights)
+    return {
+        name: weight for (name, weight), is_equal in zip(after.items(), flags.tolist(), strict=True) if not is_equal
+    }

@@ -37,8 +37,8 @@ class FireHook:
     the optimizer's state.
 
     Args:
-        optimizer: one or several optimizers. The steps of the first one count; the state of the changed weights is
-            reset in all.
+        optimizer: one or several optimizers, in the order in which the loop steps them. The steps of the last one
+            count, so that the act comes after all have stepped; the state of the changed weights is reset in all.
         model: the model, bare or wrapped (DistributedDataParallel, compiled). On several ranks each has its own hook.
         trigger: says when to act. For `Plateau` call `observe(loss=loss)` before each `optimizer.step()`. None: the
             method acts where the loop calls `act` alone.
@@ -70,7 +70,7 @@ class FireHook:
         keys_taken = {hook.key for hook in owners if isinstance(hook, FireHook)}
         self.key: str = next(key for key in _keys() if key not in keys_taken)
         self._removals = [
-            AfterSteps(optimizers[0], self._after_step).remove,
+            AfterSteps(optimizers[-1], self._after_step).remove,
             stateful.register_state_dict_post_hook(self._save).remove,
             stateful.register_load_state_dict_pre_hook(self._load).remove,
         ]
@@ -94,7 +94,7 @@ class FireHook:
         self.intervention.observe(**metrics)
 
     def _after_step(self) -> None:
-        """Count a step of the first optimizer, and ask the trigger."""
+        """Count a step of the last optimizer, and ask the trigger."""
         self.step += 1
         self.intervention.ask(self.step)
 

@@ -2,9 +2,10 @@
 Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23495; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
 
 from collections.abc import Callable, Iterator, Set
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,6 +14,7 @@ from fire_core.methods.protocol import Context, Method, Net, Variant
 from fire_core.polar.steps import to_working, working_dtype
 from fire_core.ranges import Share, checked, one_of
 from fire_core.reinit.checks import check_finite
+from fire_core.weights import distributed
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -59,14 +61,17 @@ class Dash(Method):
 
     def check(self, net: Net) -> None:
         check_plain(net, (layer for layer in layers_of(net) if any(p.requires_grad for p in layer.parameters())))
-        shrinkable(net)
+        if any(map(distributed.is_sharded, shrinkable(net))):
+            raise ValueError("DASH takes gradients of whole weights, and these are sharded over ranks")
 
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         parameters = shrinkable(net, context.spared)
         buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
         with net.mode(training=self.mode == "train"):
             try:
-                descent = smoothed_descent(parameters, context, self.alpha, in_chunks=self.variant == "original")
+                groups = map(distributed.ddp_group, net.modules.values())
+                group = next((group for group in groups if group is not None), None)
+                descent = smoothed_descent(parameters, context, self.alpha, self.variant == "original", group)
             finally:
                 with torch.no_grad():
                     for buffer, value in buffers:  # train mode has moved the running statistics of batch norms
@@ -96,7 +101,9 @@ def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
     return chosen
 
 
-def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool) -> dict[Tensor, Tensor]:
+def smoothed_descent(
+    parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool, group: Any = None
+) -> dict[Tensor, Tensor]:
     """Return the negative gradient of each parameter, exponentially smoothed over one pass of the next phase's data.
 
     It is float32, or float64 of a float64 parameter.
@@ -106,6 +113,7 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
         context: gives the batches, the chunks and the loss.
         alpha: weight of the newest gradient.
         in_chunks: take one gradient for each chunk, if the trainer has chunks; otherwise one for each batch.
+        group: process group of replicas, each of which has batches of its own; the result is their mean.
 
     Raises:
         ValueError: the trainer gives no batches, or there is no sample in them.
@@ -125,6 +133,13 @@ def smoothed_descent(parameters: list[Tensor], context: Context, alpha: float, i
         seen = True
         for direction, gradient in zip(descent, gradients, strict=True):
             direction.mul_(1 - alpha).add_(gradient, alpha=-alpha)
+    if group is not None:
+        replicas_with_samples = torch.tensor(float(seen), device=descent[0].device)
+        dist.all_reduce(replicas_with_samples, group=group)
+        seen = bool(replicas_with_samples)
+        for direction in descent:
+            dist.all_reduce(direction, group=group)
+            direction.div_(replicas_with_samples.clamp(min=1))
     if not seen:  # without a direction every weight would be shrunk as far as it may
         raise ValueError("DASH needs batches of the next phase, and there is no sample: the model is unchanged")
     return dict(zip(parameters, descent, strict=True))

@@ -2,6 +2,7 @@
 code: JordanAsh/warm_start)."""
 
 import torch
+from torch import Tensor
 
 from fire_core.methods.layers import ChosenLayout
 from fire_core.methods.protocol import Context, Method, Net, Variant
@@ -10,6 +11,7 @@ from fire_core.reinit.fire import reinitialise
 from fire_core.reinit.initial import initial_weights
 from fire_core.reinit.perturb import shrink_and_perturb_
 from fire_core.units.recycle import resample
+from fire_core.weights import distributed
 from fire_core.weights.layout import resolve
 from fire_core.weights.optimizer_state import reset_optimizer_state
 
@@ -57,7 +59,7 @@ class ShrinkAndPerturb(Method):
                 perturbation = net.init[name]
                 if self.variant == "original":
                     perturbation = {
-                        key: resample(value, value.shape, generator) if value.numel() else value
+                        key: redrawn(value, generator) if value.numel() else value
                         for key, value in perturbation.items()
                     }
                 scaled = perturbation
@@ -71,3 +73,8 @@ class ShrinkAndPerturb(Method):
                         reinitialise(entry, initial_weights(perturbation, [entry]))
         reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}
+
+
+def redrawn(initial: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a tensor of the shape of an initial weight, drawn from its entries; of a sharded one from all ranks'."""
+    return distributed.shard_as(resample(distributed.full(initial), initial.shape, generator), initial)

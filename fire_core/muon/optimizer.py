@@ -72,15 +72,6 @@ class SplitMuon(torch.optim.Optimizer):
         ns_steps: int = 5,
         adjust_lr_fn: str | None = None,
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("momentum", momentum), ("eps", eps)):
-            if not isinstance(value, (int, float, Tensor)) or not value >= 0:
-                raise ValueError(f"{name}={value} must be a number, at least 0")
-        if ns_steps != int(ns_steps) or not 0 <= ns_steps < 100:
-            raise ValueError(f"ns_steps={ns_steps} must be a whole number from 0 to 99")
-        if len(ns_coefficients) != 3:
-            raise ValueError(f"ns_coefficients={tuple(ns_coefficients)} must be three numbers")
-        if adjust_lr_fn not in ADJUST:
-            raise ValueError(f"adjust_lr_fn={adjust_lr_fn!r} must be one of {', '.join(str(name) for name in ADJUST)}")
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -98,11 +89,12 @@ class SplitMuon(torch.optim.Optimizer):
         """Add a group, as in every optimizer, unless Muon cannot train it: then the optimizer stays as it was.
 
         Raises:
-            ValueError: a parameter is complex, a vector, of three dimensions without a cut, or sharded in another way
-                than FSDP2 and tensor parallelism do.
+            ValueError: an option is not accepted; or a parameter is complex, a vector, of three dimensions without a
+                cut, or sharded in another way than FSDP2 and tensor parallelism do.
         """
         super().add_param_group(param_group)
         group = self.param_groups.pop()
+        _check_options(group)
         for parameter in group["params"]:
             if distributed.is_sharded(parameter):
                 exchange.divisions_of(parameter)
@@ -118,7 +110,12 @@ class SplitMuon(torch.optim.Optimizer):
         """Load a state, as in every optimizer, but for how weights are cut: so `torch.optim.Muon`'s states load too.
 
         The momentum of a whole weight loads into a sharded one and the reverse: call it on every rank.
+
+        Raises:
+            ValueError: the state is that of another optimizer; nothing is loaded then.
         """
+        if not all("momentum_buffer" in state for state in state_dict["state"].values()):
+            raise ValueError("this is the state of another optimizer than Muon: a weight has no momentum_buffer")
         cuts = [group["cuts"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         for group, own in zip(self.param_groups, cuts, strict=True):
@@ -193,6 +190,26 @@ class SplitMuon(torch.optim.Optimizer):
         for parameter, step in zip(parameters, stack, strict=True):
             shard = distributed.local(parameter)
             shard.mul_(1 - lr * group["weight_decay"]).add_((step * scales).to(shard.device), alpha=-lr)
+
+
+def _check_options(group: dict[str, Any]) -> None:
+    """Check the options of a group of parameters.
+
+    Raises:
+        ValueError: one is of another type, or outside of its range.
+    """
+    for name in ("lr", "weight_decay", "momentum", "eps"):
+        value = group[name]
+        if not isinstance(value, (int, float, Tensor)) or not value >= 0:
+            raise ValueError(f"{name}={value} must be a number, at least 0")
+    steps, coefficients = group["ns_steps"], group["ns_coefficients"]
+    if not isinstance(steps, int) or not 0 <= steps < 100:
+        raise ValueError(f"ns_steps={steps} must be a whole number from 0 to 99")
+    if len(coefficients) != 3 or not all(isinstance(number, (int, float)) for number in coefficients):
+        raise ValueError(f"ns_coefficients={coefficients} must be three numbers")
+    if group["adjust_lr_fn"] not in ADJUST:
+        accepted = ", ".join(str(name) for name in ADJUST)
+        raise ValueError(f"adjust_lr_fn={group['adjust_lr_fn']!r} must be one of {accepted}")
 
 
 def _orthogonalise_(weight: Tensor, group: Mapping[str, Any]) -> None:

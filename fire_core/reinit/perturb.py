@@ -58,7 +58,8 @@ def shrink_and_perturb_(
     check_number("coef", coef, lambda share: 0 <= share <= 1, "between 0 and 1")
     if isinstance(exclude, (str, nn.Module, Tensor)) or not all(isinstance(p, Tensor) for p in exclude):
         raise TypeError("exclude: give a list of parameters; patterns and modules are for fire_")
-    parameters, excluded = unwrap(check_module(model)).named_parameters(), set(exclude)
+    distributed.reshard_(check_module(model))
+    parameters, excluded = unwrap(model).named_parameters(), set(exclude)
     entries = [Entry(clean_name(name), p, "other") for name, p in parameters if p not in excluded]
     initial = initial_weights(init, entries)
     initial_values = [require_initial_value(entry, initial) for entry in entries]

@@ -71,9 +71,9 @@ class Contents:
 
 @cache
 def _standard_attributes() -> set[str]:
-    """Return the names of attributes that torch's base class or a learning-rate scheduler puts into an optimizer."""
+    """Return the names of attributes that torch's base class, a scheduler or accelerate puts into an optimizer."""
     plain = Optimizer([nn.Parameter(torch.zeros(1, device="cpu"))], {})
-    return {*vars(plain), "step", "_opt_called", "_step_count"}
+    return {*vars(plain), "step", "_opt_called", "_step_count", "_is_accelerate_prepared"}
 
 
 @dataclass(eq=False)

@@ -7,6 +7,7 @@ has zeros for the matrices of the others, so the sum is exact.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -72,6 +73,35 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
+def reshard_(model: nn.Module) -> None:
+    """Let a model's modules of FSDP2 give up the whole weights that a forward pass has gathered, in place.
+
+    After a forward pass without a backward pass, as in an evaluation, the outermost module keeps its weights whole. Its
+    parameters are then temporary plain tensors, and what is written into them is lost with the next pass. Ranks do not
+    wait for each other here.
+    """
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # if nobody has imported it, no module is one of its
+    if fsdp is not None:
+        for module in model.modules():
+            if isinstance(module, fsdp.FSDPModule):
+                module.reshard()
+
+
+def shard_as(whole: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's part of a whole tensor, which is equal on all ranks, as a DTensor sharded as another one.
+
+    Args:
+        whole: of the global shape of `like`.
+        like: if it is not sharded, `whole` itself is returned.
+    """
+    if not is_sharded(like):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    target = cast(Any, like)
+    return distribute_tensor(whole, target.device_mesh, target.placements, src_data_rank=None)
+
+
 def projection_group(parameter: Tensor, group: Any) -> ProjectionGroup:
     """Return the processes that divide the projection of a parameter.
 
@@ -105,11 +135,7 @@ def write_(parameter: Tensor, value: Tensor) -> None:
         value: the whole tensor, equal on all ranks, or a DTensor.
     """
     if is_sharded(parameter) and not is_sharded(value):
-        from torch.distributed.tensor import distribute_tensor
-
-        target = cast(Any, parameter)
-        value = value.to(device=local(parameter).device, dtype=parameter.dtype)
-        value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
+        value = shard_as(value.to(device=local(parameter).device, dtype=parameter.dtype), parameter)
     parameter.copy_(value)
 
 

@@ -42,6 +42,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fire_core.weights import distributed
 from fire_core.weights.adapters import adapted_layer
 from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.known import UNKNOWN_HEADS
@@ -124,6 +125,7 @@ def resolve(
         ValueError: a preset or action is unknown, an option has a wrong type, a selector matches nothing, or a fused
             weight cannot be cut as `blocks` says.
     """
+    distributed.reshard_(model)
     included, excluded = selectors_of("include", include), selectors_of("exclude", exclude)
     selectors = selectors_of("transposed", transposed)
     transposed_patterns = [pattern for pattern in selectors if isinstance(pattern, str)]

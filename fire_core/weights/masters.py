@@ -77,7 +77,8 @@ def find_masters(
     A tensor is the master of a weight if
 
     - the caller says so (`given`);
-    - an optimizer keeps it as `master_param` in the state of the weight;
+    - an optimizer keeps it as `master_param` in the state of the weight, or at the weight's place in
+      `param_groups_master`, as apex does;
     - it is the part of an optimizer's flat tensor that DeepSpeed notes at the weight (ZeRO stages 1 and 2); or
     - it is in an optimizer's groups and is no weight of the model; the weight is of half precision, in no optimizer and
       of the same shape; and both are equal after rounding.
@@ -107,6 +108,10 @@ def find_masters(
         for p, state in part.state.items():
             if id(p) in model_ids and isinstance(state, dict) and isinstance(state.get(MASTER_KEY), Tensor):
                 masters.setdefault(id(p), Master(p, state[MASTER_KEY]))
+        for group, copies in zip(part.param_groups, getattr(part, "param_groups_master", ()), strict=False):
+            for p, copy in zip(group["params"], copies["params"], strict=True):
+                if id(p) in model_ids and p.dtype in HALF and isinstance(copy, Tensor):
+                    masters.setdefault(id(p), Master(p, copy))
     optimized_ids = {id(p) for p in optimized}
     master_ids = {id(master.tensor) for master in masters.values()}
     candidates = [

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fire_core.weights import distributed
 from fire_core.weights.generators import restored_generators
 from fire_core.weights.optimizers import attributes_of, held_optimizers, with_inner
 
@@ -213,14 +214,15 @@ def take_steps(
     pairs = []
     for p in parameters:
         if p.requires_grad:
-            offset = torch.randn(p.shape, generator=draw, dtype=torch.float32, device="cpu")
-            pairs.append((p, p.detach() + offset.to(p.device, p.dtype)))
+            offset = torch.randn(p.shape, generator=draw, dtype=torch.float32, device="cpu").to(p.device, p.dtype)
+            own_offset = distributed.local(distributed.shard_as(offset, p))  # of this rank's part of the weight
+            pairs.append((p, distributed.local(p).detach() + own_offset))
 
     def closure() -> Tensor:
         with torch.enable_grad():
             for p, _ in pairs:
                 p.grad = None
-            squares = [(p - target).square().sum().float() for p, target in pairs]
+            squares = [(distributed.local(p) - target).square().sum().float() for p, target in pairs]
             loss = pull / 2 * torch.stack([square.to(squares[0].device) for square in squares]).sum()
             loss.backward(create_graph=mode == "graph")
         return loss

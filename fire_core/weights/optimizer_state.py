@@ -343,7 +343,8 @@ def _reset_units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> 
     """
     if not parameters_of([optimizer]) & chosen:
         return
-    parts = list(with_inner(optimizer))
+    # accelerate's wrapper has no state of its own: it shows that of the optimizer inside.
+    parts = [part for part in with_inner(optimizer) if not type(part).__module__.startswith("accelerate.")]
     if all(type(part).__module__.startswith(("torch.optim.", "fire_core.")) for part in parts):
         yield from (ResetUnit([part]) for part in parts)
         return

@@ -14,13 +14,19 @@ def optimizers_of(optimizers: Optimizer | Iterable[Optimizer]) -> list[Optimizer
     """Return one optimizer, or several, as a list.
 
     Raises:
-        TypeError: `optimizers` is or holds something that is no optimizer.
+        TypeError: `optimizers` is or holds something that is no optimizer, or one whose state is kept under `id`s.
     """
     is_single = is_optimizer(optimizers) or isinstance(optimizers, nn.Module) or not isinstance(optimizers, Iterable)
     as_list = [optimizers] if is_single else list(cast(Iterable[Optimizer], optimizers))
     for optimizer in as_list:
         if not is_optimizer(optimizer):
             raise TypeError(f"expected an optimizer (with param_groups and state), got {type(optimizer).__name__}")
+        keys: Iterable[Any] = optimizer.state
+        if not parameters_of([optimizer]).isdisjoint(key for key in keys if type(key) is int):
+            raise TypeError(
+                f"{type(optimizer).__name__} keeps the state of a parameter p under id(p), not under p as torch's "
+                "optimizers do: its state cannot be found"
+            )
     return cast(list[Optimizer], as_list)
 
 

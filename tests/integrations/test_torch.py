@@ -109,6 +109,52 @@ def test_averaged_copies_do_not_blend_the_old_weights_back():
     assert torch.equal(shadow["0.bias"], before), "biases, which FIRE leaves alone, stay the copy's own"
 
 
+def test_a_tied_weight_is_renewed_in_a_copy_under_both_of_its_names():
+    """`load_state_dict` of such a copy takes the later name's."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict(
+        {"embedding": nn.Embedding(5, 4), "hidden": nn.Linear(4, 4), "head": nn.Linear(4, 5, bias=False)}
+    )
+    model["head"].weight = model["embedding"].weight
+    average = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = average["head.weight"].clone()
+    FireHook(torch.optim.SGD(model.parameters(), lr=0.1), model, solver="exact", copies=[average]).act()
+    assert not torch.equal(before, model["head"].weight)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(average[name], tensor), name
+
+
+def test_an_act_comes_after_the_last_of_several_optimizers():
+    torch.manual_seed(0)
+    model = network()
+    first = torch.optim.Adam(model[0].parameters(), lr=0.1)
+    second = torch.optim.Adam([*model[2].parameters(), *model[4].parameters()], lr=0.1)
+    FireHook([first, second], model, At(3), solver="exact")
+    for _ in range(3):
+        model(batches()[0][0]).square().sum().backward()
+        first.step()
+        second.step()
+    assert not first.state.get(model[0].weight)
+    assert not second.state.get(model[2].weight), "a step after the act would have made one"
+    assert isometric(model, 1e-5)[1]
+
+
+def test_states_under_ids_are_refused_before_the_act():
+    class ById(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                self.state[id(p)] = {"count": 1}
+
+    model = network()
+    optimizer = ById(model.parameters(), {})
+    hook = FireHook(optimizer, model, solver="exact")
+    optimizer.step()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(TypeError, match=r"keeps the state of a parameter p under id\(p\)"):
+        hook.act()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
 def test_accelerate_saves_and_restores_it(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)

@@ -168,6 +168,9 @@ def test_a_checkpoint_goes_on_bit_for_bit(tmp_path: Path) -> None:
         (lambda: SplitMuon([nn.Parameter(torch.zeros(2, 4, 4))]), "is no matrix"),
         (lambda: SplitMuon([nn.Parameter(torch.zeros(4, 4))], lr=-1), "lr=-1"),
         (lambda: SplitMuon([nn.Parameter(torch.zeros(4, 4))], adjust_lr_fn="no"), "one of None, original"),
+        (lambda: SplitMuon([{"params": [nn.Parameter(torch.zeros(4, 4))], "lr": -1.0}]), "lr=-1"),
+        (lambda: SplitMuon([{"params": [nn.Parameter(torch.zeros(4, 4))], "adjust_lr_fn": "no"}]), "one of None"),
+        (lambda: SplitMuon([nn.Parameter(torch.zeros(4, 4))], ns_steps=5.0), "ns_steps=5.0"),  # type: ignore[arg-type]
         (lambda: muon_groups(nn.Linear(4, 4)), "no hidden matrix"),
     ],
 )
@@ -186,6 +189,12 @@ def test_states_of_torch_load_and_what_muon_does_not_train_is_refused() -> None:
     for p in parameters:
         p.grad = torch.randn_like(p)
     ours.step()
+    of_adam = torch.optim.Adam(parameters)
+    of_adam.step()
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(ValueError, match="state of another optimizer than Muon"):
+        ours.load_state_dict(torch.optim.Adam.state_dict(of_adam) | {"param_groups": before["param_groups"]})
+    assert ours.state_dict()["state"].keys() == before["state"].keys(), "nothing was loaded"
     with pytest.raises(ValueError, match="complex"):
         SplitMuon([torch.zeros(3, 3, dtype=torch.complex64, requires_grad=True)])
     for wrong in ({"lr": "a"}, {"eps": -1}, {"ns_steps": 200}, {"ns_coefficients": (1, 2)}):

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fire_core import FireWarning, fire_, shrink_and_perturb_
+from fire_core import FireWarning, fire_, is_fresh, muon_groups, shrink_and_perturb_
+from fire_core.integrations.torch import FireHook
+from fire_core.methods import Chain, Dash, Fire, FullReset, Method, RandomIsometry, ShrinkAndPerturb
 from tests.networks import GPT
 from tests.zygote import Zygote
 
@@ -80,6 +82,78 @@ def fsdp(rank: int, world: int) -> None:
             model[3].weight.to_local().fill_(float("nan"))
     with pytest.raises(ValueError, match=r"^NaN or Inf in 3\.weight: the model is unchanged$"):
         fire_(model)
+
+
+def after_an_evaluation(rank: int, world: int) -> None:
+    """An evaluation leaves the outermost module's weights whole; an act still changes those that are trained."""
+    from torch.distributed.fsdp import fully_shard
+
+    single, images = projected(network(), "exact"), torch.randn(2, 3, 5, 5)
+    for by_hook in (False, True):
+        model = network()
+        fully_shard(model[4])
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        average = {name: tensor.clone() for name, tensor in network().state_dict().items()}  # whole on each rank
+        hook = FireHook(optimizer, model, solver="exact", copies=[average])
+        with torch.no_grad():
+            model(images)
+        if by_hook:
+            hook.act()
+            assert (
+                max(float((tensor - single.state_dict()[name]).abs().max()) for name, tensor in average.items()) < 1e-6
+            )
+        else:
+            fire_(model, solver="exact", optimizer=optimizer)
+        assert is_fresh(optimizer)
+        model(images).sum().backward()
+        optimizer.step()
+        assert gap(model, single) < 1e-6
+    with torch.no_grad():
+        model(images)
+    muon, _ = muon_groups(model)
+    assert all(hasattr(p, "device_mesh") for group in muon for p in group["params"]), "the weights that are trained"
+
+
+def methods(rank: int, world: int) -> None:
+    """The methods that act at boundaries, on shards and on replicas, end with the numbers of a single process."""
+    from torch.distributed.fsdp import fully_shard
+
+    def acted(model: nn.Module, method: Method, **data: Any) -> nn.Module:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        FireHook(optimizer, model, method=method, **data).act()
+        return model
+
+    for method in (
+        ShrinkAndPerturb(),
+        RandomIsometry(),
+        FullReset(),
+        Chain({"full_reset": FullReset(), "fire": Fire()}),
+    ):
+        single, sharded = acted(network(), copy.deepcopy(method)), network()
+        fully_shard(sharded)
+        assert gap(acted(sharded, copy.deepcopy(method)), single) < 1e-6, type(method).__name__
+
+    inputs = torch.randn(4 * world, 3, 5, 5, generator=torch.Generator().manual_seed(1))
+    targets = torch.arange(4 * world) % 3
+
+    def given_to(*samples: int) -> dict[str, Any]:
+        """What the hook of a process gets of its own samples."""
+        return {
+            "batches": lambda: [(inputs[slice(*samples)], targets[slice(*samples)])],
+            "loss": lambda x, y: nn.functional.cross_entropy(wanted(x), y),
+        }
+
+    wanted = network()
+    single = acted(wanted, Dash(), **given_to(0, 4 * world))
+    wanted = nn.parallel.DistributedDataParallel(network())
+    replica = acted(wanted, Dash(), **given_to(4 * rank, 4 * rank + 4))
+    assert same_on_all_ranks(*replica.module.state_dict().values())
+    assert gap(replica.module, single) < 1e-5
+    sharded = network()
+    fully_shard(sharded)
+    with pytest.raises(ValueError, match="DASH takes gradients of whole weights"):
+        acted(sharded, Dash(), **given_to(0, 4))
 
 
 def part_of_the_way(rank: int, world: int) -> None:
@@ -188,7 +262,7 @@ def same_on_all_ranks(*values: torch.Tensor) -> bool:
 def main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for case in (ddp, fsdp, part_of_the_way, fused, meshes):
+    for case in (ddp, fsdp, after_an_evaluation, methods, part_of_the_way, fused, meshes):
         case(rank, world)
     dist.barrier()
     dist.destroy_process_group()

@@ -97,6 +97,32 @@ class FusedAdam(torch.optim.Optimizer):
             p.copy_(state["master_param"])
 
 
+class BesideGroups(Loop):
+    """As apex: the optimizer's groups hold the weights, an attribute of the same form their copies."""
+
+    def build(self, weights: list[nn.Parameter]) -> None:
+        self.pairs = []
+        self.optimizer = ApexAdam(weights, lr=1e-3)
+
+
+class ApexAdam(torch.optim.Optimizer):
+    """Adam, far enough, with its copies in `param_groups_master`."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.param_groups_master = [
+            {"params": [p.detach().clone().float() for p in group["params"]]} for group in self.param_groups
+        ]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group, copies_of_group in zip(self.param_groups, self.param_groups_master, strict=True):
+            for p, master in zip(group["params"], copies_of_group["params"], strict=True):
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(master)).lerp_(p.grad.float(), 0.1)
+                master.sub_(average.sign(), alpha=group["lr"])
+                p.copy_(master)
+
+
 class Flat(Loop):
     """As ZeRO: all copies in one flat tensor."""
 
@@ -122,7 +148,7 @@ class Flat(Loop):
                 start += p.numel()
 
 
-LOOPS = [MastersOnly, Mixed, InState, Flat]
+LOOPS = [MastersOnly, Mixed, InState, BesideGroups, Flat]
 
 
 def error(model: nn.Module) -> float:

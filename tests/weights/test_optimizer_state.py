@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from fire_core import FireWarning, SplitMuon, fire_, reset_optimizer_state
+from fire_core import FireWarning, SplitMuon, fire_, is_fresh, reset_optimizer_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "optimizer_state.md"
 # package.Class -> options; each is a row of the page.
@@ -137,6 +137,13 @@ def test_accelerate_counts_a_state_once() -> None:
     parameters, optimizer = trained(lambda p: accelerate.optimizer.AcceleratedOptimizer(Adam(p)))
     assert reset_optimizer_state(optimizer, parameters) == 2
     assert not optimizer.state
+
+
+def test_what_accelerate_has_prepared_is_fresh() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = nn.Linear(3, 3)
+    _, optimizer = accelerate.Accelerator(cpu=True).prepare(model, Adam(model.parameters()))
+    assert is_fresh(optimizer)
 
 
 class Chain:
