@@ -14,7 +14,7 @@ import re
 import sysconfig
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +31,13 @@ Part = Annotated[float, within(0, 1, open_low=True, open_high=True)]  # share th
 
 TRAIN, HELD_OUT = "train", "held out"  # names of the two documents of a text that is split by position
 
-# Folders that are left out because they are not the library itself: tests, bundled programs, the text of `pydoc`.
+# The version of the corpora that come with Python and torch. Raise it when a change moves their texts or their splits.
+VERSION = 2
+
+# Folders that are left out because they are not the library itself: tests, bundled programs, the text of `pydoc`; and
+# `encodings`, a hundred tables with the same code around them, which would stand in training and in held-out text.
 SKIPPED = {
+    "encodings",
     "test",
     "tests",
     "site-packages",
@@ -91,13 +96,21 @@ class Corpus:
 
 def for_validation(name: str, fraction: float) -> bool:
     """Return whether a document is held out, which depends on its name alone; `fraction` of all names are."""
+    return _number_of(name) < fraction * 2**64
+
+
+def _number_of(name: str) -> int:
+    """Return a number in [0, 2^64) that looks random and depends on a name alone."""
     # A file's name need not be in UTF-8; its other bytes count as they are.
-    return int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big") < fraction * 2**64
+    return int.from_bytes(hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:8], "big")
 
 
 @checked
 def pydoc(val_fraction: Part = 0.1) -> Corpus:
     """CPython's language reference as it ships with the interpreter (`pydoc_data.topics`); sections are documents.
+
+    Many sections hold others: "compound" holds "for", "while" and "class". Of these the larger ones alone are taken, so
+    that no text is both held out and trained on.
 
     Args:
         val_fraction: fraction of the sections that is held out.
@@ -105,12 +118,24 @@ def pydoc(val_fraction: Part = 0.1) -> Corpus:
     from pydoc_data.topics import topics
 
     source = f"pydoc_data.topics of Python {platform.python_version()}"
-    return _in_memory(source, sorted(topics.items()), val_fraction)
+    return _in_memory(source, sorted(_without_contained(topics).items()), val_fraction)
+
+
+def _without_contained(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts of which no larger one that is returned holds more than half of the longer lines."""
+    kept: dict[str, str] = {}
+    lines_of_kept: list[set[str]] = []
+    for name, content in sorted(texts.items(), key=lambda item: len(item[1]), reverse=True):
+        lines = {line.strip() for line in content.splitlines() if len(line.strip()) > 15}
+        if all(2 * len(lines & others) <= len(lines) for others in lines_of_kept):
+            kept[name] = content
+            lines_of_kept.append(lines)
+    return kept
 
 
 @checked
 def stdlib(val_fraction: Part = 0.05) -> Corpus:
-    """Read the sources of CPython's standard library, without its tests.
+    """Read the sources of CPython's standard library, without its tests and its tables of characters.
 
     Args:
         val_fraction: fraction of the files that is held out.
@@ -159,7 +184,8 @@ def characters(val_fraction: Part = 0.1) -> Corpus:
 def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1) -> Corpus:
     """Your own files, in UTF-8 or with a byte order mark.
 
-    A text without paragraphs is split by position: its last part is held out. Hidden and system files, files of other
+    A text without paragraphs, or with one that is nearly all of it, is split by position: its last part is held out.
+    Hidden and system files, files of other
     names and documents without content are left out; one line of the log counts them, and another the held-out
     documents that are trained on too.
 
@@ -191,7 +217,8 @@ def text(path: Place | None, pattern: Place = "*.txt", val_fraction: Part = 0.1)
     contents = _decoded(files)
     if len(files) == 1:
         candidates = [(str(i), paragraph) for i, paragraph in enumerate(contents[0].split("\n\n"))]
-        if sum(bool(paragraph.strip()) for _, paragraph in candidates) == 1:
+        paragraphs = [(name, paragraph) for name, paragraph in candidates if paragraph.strip()]
+        if len(paragraphs) == 1 or _is_uneven(paragraphs, _held_out(paragraphs, val_fraction), val_fraction):
             candidates = _split_by_position(contents[0].strip(), val_fraction)
     else:
         candidates = [(str(file.relative_to(place)), content) for file, content in zip(files, contents, strict=True)]
@@ -343,7 +370,7 @@ def _counted(numbers: Counter[str]) -> str:
 
 
 def _split_by_position(content: str, val_fraction: float) -> list[tuple[str, str]]:
-    """Cut a text without paragraphs into two named documents where a word ends; the second is held out.
+    """Cut a text whose paragraphs cannot be split into two named documents where a word ends; the second is held out.
 
     Raises:
         ConfigError: the text is too short to be cut.
@@ -356,27 +383,66 @@ def _split_by_position(content: str, val_fraction: float) -> list[tuple[str, str
     return [(TRAIN, content[:cut]), (HELD_OUT, content[cut:])]
 
 
+def _held_out(named: Sequence[tuple[str, str]], val_fraction: float) -> list[bool]:
+    """Return which documents are held out; both splits get at least one, if there are two documents.
+
+    A document's name alone decides, so that other documents do not move it to the other split. Where this holds out
+    less than half of `val_fraction` of the characters, or more than twice as much, documents are held out in the order
+    of the same numbers until about this fraction is reached.
+
+    Args:
+        named: name and text of each document.
+        val_fraction: fraction of the documents that is held out.
+    """
+    if any(name in (TRAIN, HELD_OUT) for name, _ in named):  # split by position
+        return [name == HELD_OUT for name, _ in named]
+    held_out = [for_validation(name, val_fraction) for name, _ in named]
+    if _is_uneven(named, held_out, val_fraction):
+        wanted, count = val_fraction * sum(len(content) for _, content in named), 0
+        held_out = [False] * len(named)
+        for i in sorted(range(len(named)), key=lambda i: _number_of(named[i][0])):
+            size = len(named[i][1])
+            if count < wanted and count + size <= 1.5 * wanted:
+                held_out[i], count = True, count + size
+    if not any(held_out) and len(named) > 1:
+        held_out[-1] = True
+    if all(held_out) and len(named) > 1:
+        held_out[0] = False
+    return held_out
+
+
+def _share_held_out(named: Sequence[tuple[str, str]], held_out: Sequence[bool]) -> float:
+    """Return the share of the characters that is held out."""
+    sizes = [len(content) for _, content in named]
+    return sum(size for size, held in zip(sizes, held_out, strict=True) if held) / max(1, sum(sizes))
+
+
+def _is_uneven(named: Sequence[tuple[str, str]], held_out: Sequence[bool], val_fraction: float) -> bool:
+    """Return whether less than half of the wanted fraction of the characters is held out, or more than twice."""
+    return not val_fraction / 2 <= _share_held_out(named, held_out) <= 2 * val_fraction
+
+
 def _in_memory(source: str, named: Sequence[tuple[str, str]], val_fraction: float, fingerprint: str = "") -> Corpus:
     """Return a corpus of documents that are in memory.
 
     Args:
         source: name of the corpus.
-        named: name and text of each document; the name decides about its split.
-        val_fraction: fraction of the documents that is held out; both splits get at least one.
+        named: name and text of each document.
+        val_fraction: fraction that is held out, see `_held_out`.
         fingerprint: see `Corpus`.
 
     Raises:
         ConfigError: there is only one document.
     """
-    held_out = [name == HELD_OUT or (name != TRAIN and for_validation(name, val_fraction)) for name, _ in named]
-    if not any(held_out) and len(named) > 1:
-        held_out[-1] = True
-    if all(held_out) and len(named) > 1:
-        held_out[0] = False
+    held_out = _held_out(named, val_fraction)
     if all(held_out) or not any(held_out):
         raise ConfigError(
             f"{source}: {len(named)} documents leave one split empty; these are a folder's files or a file's paragraphs"
         )
+
+    if _is_uneven(named, held_out, val_fraction):
+        share = _share_held_out(named, held_out)
+        log.warning("%s: %.1f %% of the characters are held out, as documents are few or large", source, 100 * share)
 
     def documents() -> Iterator[tuple[str, bool]]:
         return ((content, val) for (_, content), val in zip(named, held_out, strict=True))

@@ -6,6 +6,7 @@ Documents are tokenised in order into `train.bin.part` and `val.bin.part`, which
 import inspect
 import logging
 import os
+import platform
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import hydra
 import numpy as np
+import torch
 from filelock import FileLock
 from hydra.core.config_store import ConfigStore
 from hydra.utils import get_method
@@ -29,7 +31,7 @@ from harness.program.outcome import job
 from harness.program.start import run_program
 from harness.run.contents import with_contents
 from harness.run.identity import check_name, digest
-from language.corpora import Corpus
+from language.corpora import VERSION, Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
 
@@ -73,9 +75,15 @@ def main(config: DictConfig) -> None:
 
 
 def corpus_folder(data: Path, options: dict[str, Any], tokenizer: Tokenizer) -> Path:
-    """Return the folder of a corpus's token files, named by the corpus, the tokenizer and a digest of the options."""
+    """Return the folder of a corpus's token files, named by the corpus, the tokenizer and a digest of the options.
+
+    For a corpus that comes with Python or torch their versions count, too, and that of how we split it.
+    """
     name = check_name("dataset.name", str(options["name"]))
-    return data / "language" / f"{name}-{tokenizer.name}-{digest(options)}"
+    made_by = {}
+    if options.get("local") and "path" not in options:
+        made_by = {"corpora": VERSION, "python": platform.python_version(), "torch": torch.__version__}
+    return data / "language" / f"{name}-{tokenizer.name}-{digest(options | made_by)}"
 
 
 def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool) -> dict[str, TokenFile]:

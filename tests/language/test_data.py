@@ -163,6 +163,43 @@ def test_a_text_without_paragraphs_is_split_by_position(tmp_path, in_folder):
         corpora.text(str(path))
 
 
+def test_a_text_with_one_large_paragraph_is_split_by_position(tmp_path):
+    """A title and an author are no tenth of a book."""
+    body = " ".join(f"word{i}" for i in range(2000))
+    (tmp_path / "book.txt").write_text(f"The title\n\nAn author\n\n{body}")
+    (train,), (held_out,) = split_of(tmp_path / "book.txt")
+    assert len(held_out) == pytest.approx(0.1 * len(body), rel=0.05)
+    assert train.startswith("The title")
+    assert (train + held_out).endswith("word1999")
+
+
+def test_documents_of_unequal_sizes_are_held_out_by_their_characters(tmp_path, caplog):
+    """By names alone nothing, or far too much, would be held out; one file that is nearly all is told."""
+    for i in range(30):
+        (tmp_path / f"{i}.txt").write_text(f"text {i} " * (200 if i % 7 == 0 else 10))
+    train, held_out = split_of(tmp_path)
+    share = sum(map(len, held_out)) / sum(map(len, train + held_out))
+    assert 0.05 <= share <= 0.2
+    assert "characters are held out" not in caplog.text
+    for i in range(28):
+        (tmp_path / f"{i}.txt").unlink()
+    (tmp_path / "all.txt").write_text("all of it " * 10_000)
+    split_of(tmp_path)
+    assert "% of the characters are held out, as documents are few or large" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["pydoc", "stdlib", "headers", "characters"])
+def test_held_out_text_of_our_corpora_is_not_trained_on(name):
+    """Of evenly spaced pieces of 200 characters. Sections of pydoc, and the tables of encodings, repeat each other."""
+    documents = list(getattr(corpora, name)().documents())
+    train = "\0".join(text for text, is_held_out in documents if not is_held_out)
+    held_out = [text for text, is_held_out in documents if is_held_out]
+    whole = "".join(held_out)
+    starts = range(0, len(whole) - 200, len(whole) // 100)
+    assert 0.02 <= len(whole) / (len(whole) + len(train)) <= 0.2
+    assert sum(whole[start : start + 200] in train for start in starts) <= 4
+
+
 HIDDEN = (".ipynb_checkpoints/0.txt", "@eaDir/0.txt", "__MACOSX/a/0.txt", "._0.txt", "~$0.txt", "lost+found/0.txt")
 
 
