@@ -33,7 +33,7 @@ class RandomLabels(Benchmark):
 
     Args:
         tasks: number of tasks.
-        samples: number of training images, drawn once from the run's seed.
+        samples: number of training images, drawn once from the run's seed; null takes all.
         share: share of these images for which a new task draws a label; the others keep theirs. The draw may give an
             image the label that it has already.
     """
@@ -43,7 +43,7 @@ class RandomLabels(Benchmark):
     headline = "task_end/accuracy"
 
     @checked
-    def __init__(self, tasks: Tasks = 20, samples: Count = 1200, share: Share = 1.0) -> None:
+    def __init__(self, tasks: Tasks = 20, samples: Count | None = 1200, share: Share = 1.0) -> None:
         self.tasks, self.samples, self.share = tasks, samples, share
 
     def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:

@@ -131,6 +131,8 @@ class Task:
                 phases = phases_of(options, benchmark, data)
             except ConfigError as error:
                 raise ConfigError(f"holdout={config.holdout}: {error}") from error
+        if benchmark.headline.startswith("test/") and not all(len(phase.test) for phase in phases):
+            raise ConfigError(f"dataset={options.dataset['name']} has no test images: {stream} is scored on them")
         method = build("method", config.method, Method)
         seeding.seed_everything(seeding.derive(config.seed, "init"))
         model = build_model(options, data)

@@ -27,11 +27,20 @@ def normalised(task: Task, phase: int, images: Tensor) -> Tensor:
     Args:
         task: the task of the run.
         phase: number of the phase.
-        images: uint8 (n, C, H, W).
+        images: (n, C, H, W), stored as the training images are: uint8, or float32 of the user's own range.
 
     Returns:
         float32 (n, C, H, W), normalised by the statistics of the test images.
+
+    Raises:
+        ValueError: the images are not of the type and the sizes of those that the network was trained on.
     """
+    stored = task.data.train_images
+    if images.dtype != stored.dtype or images.shape[1:] != stored.shape[1:]:
+        raise ValueError(
+            f"the network was trained on {stored.dtype} (n, {', '.join(map(str, stored.shape[1:]))}), "
+            f"and these images are {images.dtype} {tuple(images.shape)}"
+        )
     images = images.to(task.device)
     if (change := task.phases[phase].change_images) is not None:
         images = change(images)

@@ -104,11 +104,15 @@ def _expand_config_dir(given: str) -> str:
     """Return the folder of --config-dir without `~`, and write it into `sys.argv`: Hydra, which reads it, knows no `~`.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: there is no such folder, or a file in it would be ignored.
     """
     folder = expanded(given)
     if not given or not folder.is_dir():
         raise ConfigError(f"--config-dir={given} is no folder: it holds groups of yours as conf/ does")
+    for file in sorted(folder.glob("*/**/*.yaml")):
+        ours = CONF / file.relative_to(folder)
+        if ours.exists() and ours.read_bytes() != file.read_bytes():
+            raise ConfigError(f"{file} has the name of a file of this program, which would be taken: rename it")
     flag = re.compile(rf"(--config-dir=|-cd=?)?{re.escape(given)}")
     sys.argv = [(m[1] or "") + str(folder) if (m := flag.fullmatch(word)) else word for word in sys.argv]
     return str(folder)

@@ -21,6 +21,7 @@ from xml.etree import ElementTree
 from harness.config.own_files import LeftOut, files_below
 from harness.config.paths import is_path_option
 from harness.run.files import reading, write_atomically
+from harness.run.own_code import own_source
 
 # A file that changed less than these seconds ago is not cached: its next change may get the same time.
 RECENT = 3.0
@@ -36,7 +37,8 @@ NEVER_PATHS = ("name", "_target_")  # options that never name a file, even if on
 def with_contents(options: Mapping[str, Any], cache_folder: Path | None) -> dict[str, Any]:
     """Return the options, with the digest of each file or folder that an option names.
 
-    It follows the option `<option>` under the name `<option> (content)`.
+    It follows the option `<option>` under the name `<option> (content)`. That of `_target_` is the digest of the file
+    with the class or function, where this is code of the user's own.
 
     Args:
         options: the options of a config group, nested.
@@ -51,7 +53,7 @@ def with_contents(options: Mapping[str, Any], cache_folder: Path | None) -> dict
         completed[option] = with_contents(value, cache_folder) if isinstance(value, Mapping) else value
         digests = []
         for element in value if isinstance(value, list | tuple) else [value]:
-            path = _named_path(option, element)
+            path = own_source(element) if option == "_target_" else _named_path(option, element)
             if path is not None:
                 digests.append(digest_of(path, cache_folder))
         if digests:

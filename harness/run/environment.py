@@ -90,21 +90,51 @@ def git_commit() -> str | None:
     runs. A checkout of something else around an installation, such as a project with its `.venv`, does not count, nor
     one that variables of the environment name, as within a hook of git.
     """
-    of_this_folder = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
-
-    def git(*words: str) -> str:
-        here = Path(__file__).parent
-        answer = subprocess.run(
-            ["git", *words], cwd=here, env=of_this_folder, capture_output=True, text=True, timeout=60, check=True
-        )
-        return answer.stdout
-
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # fails unless this very file is in the repository
-        commit = git("rev-parse", "HEAD").strip()
-        changed = git(
+        commit = _git("rev-parse", "HEAD").strip()
+        changed = _git(
             "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs"
         )
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}-dirty" if changed else commit
+
+
+@functools.cache
+def changed_sources() -> frozenset[Path]:
+    """Return this project's source files that were changed since the last commit, or that git does not track.
+
+    It is what this process found when it first asked; empty outside a checkout.
+    """
+    rooms = [f":/{room}" for room in ROOMS]
+    try:
+        top = Path(_git("rev-parse", "--show-toplevel").strip())
+        names = _git("ls-files", "-z", "--full-name", "--modified", "--others", "--exclude-standard", "--", *rooms)
+    except (OSError, subprocess.SubprocessError):
+        return frozenset()
+    return frozenset((top / name).resolve() for name in names.split("\0") if name.endswith(".py"))
+
+
+def _git(*words: str) -> str:
+    """Return what a command of git prints about the repository of this code.
+
+    Raises:
+        OSError: there is no git.
+        subprocess.SubprocessError: this very file is in no repository, or the command failed.
+    """
+    of_this_folder = {name: value for name, value in os.environ.items() if name not in GIT_VARIABLES}
+
+    def run(*command: str) -> str:
+        answer = subprocess.run(
+            ["git", *command],
+            cwd=Path(__file__).parent,
+            env=of_this_folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return answer.stdout
+
+    run("ls-files", "--error-unmatch", Path(__file__).name)
+    return run(*words)

@@ -10,6 +10,7 @@ torch.save(trained.model.state_dict(), "weights.pt")
 
 import contextlib
 import functools
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from harness.config.config import set_up_torch
 from harness.config.errors import ConfigError, TrainingError, first_line
 from harness.program.by_name import program_of
 from harness.run import checkpoint
+from harness.run.contents import digest_of
+from harness.run.files import content_of
+from harness.run.own_code import own_sources
 from harness.trained.options import recompose
 from harness.training import seeding
 from harness.training.learner import LearnerBase
@@ -116,6 +120,7 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
     config = recompose(path, None if config_dir is None else Path(config_dir).expanduser())
     config.device, config.progress = device, False
     state = newest_state(path)
+    warn_of_changed_code(path)
     program = program_of(config.program)
     try:
         with torch_as_before():
@@ -126,6 +131,14 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
         reason = " ".join(first_line(error).split())
         raise ConfigError(f"{path}: its weights do not fit what its options build here ({reason})") from error
     return trained
+
+
+def warn_of_changed_code(folder: Path) -> None:
+    """Name the files of the user's own that a run was trained with and that are others now."""
+    content = content_of(folder / "identity.json")
+    for source, digest in own_sources(json.loads(content) if content else None):
+        if digest_of(source) != digest:
+            log.warning("%s has changed since %s was trained", source, folder)
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Learner(AgentLearner):
         """Return the state before the first step: networks at their initial weights, and the method."""
         config = task.config
         q = copy.deepcopy(task.model).to(task.device)
-        net = Net.of({"q": q}, config.model["layout"])
+        net = Net.of({"q": q}, config.model.get("layout", "all"))
         net.targets["q"] = copy.deepcopy(q)
         if config.compile != "off":
             torch.compiler.reset()

@@ -53,17 +53,26 @@ class ImageData:
         """Return a data set of these images and labels, with the statistics that normalise them.
 
         Args:
-            train: training images (N, C, H, W), uint8 or floats of any range, which are normalised too; integer labels
-                (N,) in [0, num_classes).
-            test: test images and labels.
+            train: training images (N, C, H, W) with H = W, uint8 or floats of any range, which are normalised too;
+                integer labels (N,) in [0, num_classes). NumPy arrays will do.
+            test: test images and labels; the images have the type and the sizes of the training images.
             num_classes: number of classes.
             test_statistics: `train`, or `test`: normalise the test images by their own mean and deviation.
 
         Raises:
             ValueError: images or labels have another shape, type or range, or `test_statistics` is unknown.
         """
+        train, test = ((torch.as_tensor(images), torch.as_tensor(labels)) for images, labels in (train, test))
         for split, (images, labels) in (("train", train), ("test", test)):
             _check(split, images, labels, num_classes)
+        if not len(train[0]):
+            raise ValueError("there are no training images")
+        kinds = [("floats" if x.is_floating_point() else "uint8", *x.shape[1:]) for x, _ in (train, test)]
+        if kinds[0] != kinds[1]:
+            raise ValueError(
+                f"training images are {kinds[0][0]} {kinds[0][1:]} and test images {kinds[1][0]} {kinds[1][1:]}: "
+                "give both in one form"
+            )
         train, test = ((images if images.dtype == torch.uint8 else images.float(), y) for images, y in (train, test))
         mean, std = channel_statistics(train[0])
         test_mean, test_std = (mean, std) if test_statistics == "train" else channel_statistics(test[0])

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 import time
@@ -14,12 +15,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from fire_core.methods import fire
 from harness.config.errors import ConfigError, TrainingError
 from harness.program.by_name import program_of
 from harness.program.execute import new_run
-from harness.run import contents
+from harness.run import contents, own_code
 from harness.run.contents import cached_digest, digest_of, sha256_of, with_contents
 from harness.run.identity import identity, without
+from harness.trained.load import warn_of_changed_code
 from language import corpora, prepare
 from language.tokenizers import get_tokenizer
 from tests.programs import DQN, SAC, SMALL, Program
@@ -87,6 +90,40 @@ def test_other_images_at_the_same_path_are_another_run(tmp_path: Path) -> None:
         own = {"_target_": f"{HERE}.load_npz", "name": "mine", "npz": str(tmp_path / "mine.npz")}
         names.append(name_of(SMALL, dataset=own))
     assert names[0] == names[2] != names[1]
+
+
+def test_changed_code_of_ones_own_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A method that was edited is trained anew; a run of the old one is loaded with a warning."""
+    module = tmp_path / "own_method_of_a_test.py"
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"_target_": "own_method_of_a_test.Own", "name": "own"}
+    names = []
+    for factor in (0.5, 0.9, 0.5):
+        module.write_text(f"from fire_core.methods import Method\nclass Own(Method):\n    factor = {factor}\n")
+        names.append(name_of(SMALL, method=own))
+    assert names[0] == names[2] != names[1]
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with_digest = {"run": {"method": with_contents(own, None)}}
+    (folder / "identity.json").write_text(json.dumps(with_digest))
+    warn_of_changed_code(folder)
+    assert not caplog.text
+    module.write_text(module.read_text() + "    other = 1\n")
+    warn_of_changed_code(folder)
+    assert f"{module} has changed since {folder} was trained" in caplog.text
+
+
+def test_code_of_this_project_and_of_libraries_is_not_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless it is not committed: then it may change while no number of the version does."""
+    mine = Path(fire.__file__).resolve()
+    for targets, changed in (("torch.optim.AdamW", set()), ("fire_core.methods.fire.Fire", set())):
+        monkeypatch.setattr(own_code, "changed_sources", lambda changed=changed: changed)
+        assert own_code.own_source(targets) is None
+    monkeypatch.setattr(own_code, "changed_sources", lambda: {mine})
+    assert own_code.own_source("fire_core.methods.fire.Fire") == mine
+    assert own_code.own_source("no_such_module.Class") is None
 
 
 @pytest.mark.parametrize("group", ["env", "method", "optimizer"])
