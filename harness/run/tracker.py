@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,7 +22,11 @@ class Tracker:
         """Note that the run starts, or resumes, in `folder`, and what its identity is."""
 
     def log(self, row: dict[str, Any]) -> None:
-        """Note that a row was written to metrics.jsonl."""
+        """Note that a row was written to metrics.jsonl.
+
+        Rows that stand there when the run starts, as after a resume, do not come again. Those after the checkpoint from
+        which it resumes do.
+        """
 
     def finish(self) -> None:
         """Note that the process leaves the run; the folder holds `DONE` if the run is finished."""
@@ -33,6 +38,10 @@ class Wandb(Tracker):
     A separate process (`harness.run.wandb_mirror`) follows metrics.jsonl, so that training neither waits for wandb nor
     shares an interpreter with it. If it cannot start, dies or hangs, a warning is given and training continues; nothing
     is lost, as the run folder holds everything.
+
+    A run that was killed or has failed is marked as failed there. A resumed run goes on under its id; online, wandb
+    then keeps the rows that it has and takes the later ones alone. A run that is trained anew, or in another folder,
+    has an id of its own.
 
     Args:
         mode: offline writes wandb's files into the run folder, online sends them.
@@ -53,14 +62,15 @@ class Wandb(Tracker):
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, folder: Path, identity: dict[str, Any]) -> None:
-        request = {
-            "folder": str(folder.absolute()),
-            "config": identity,
-            "mode": self.mode,
-            "project": self.project,
-            "entity": self.entity,
-        }
         try:
+            request = {
+                "folder": str(folder.absolute()),
+                "id": wandb_id(folder),
+                "config": identity,
+                "mode": self.mode,
+                "project": self.project,
+                "entity": self.entity,
+            }
             self._process = subprocess.Popen(
                 # Started by its path: `-m` would import the package, and so torch, which takes three times as long.
                 [sys.executable, "-P", str(Path(__file__).with_name("wandb_mirror.py"))],
@@ -102,6 +112,19 @@ class Wandb(Tracker):
             why = why or message or f"its process ended with code {self._process.returncode}"
         log.warning("wandb stopped (%s): training continues, metrics.jsonl is complete", why)
         self._process = None
+
+
+def wandb_id(folder: Path) -> str:
+    """Return the id of a run in wandb, which its folder keeps; a folder without rows gets a new one.
+
+    Raises:
+        OSError: the id cannot be written.
+    """
+    metrics, file = folder / "metrics.jsonl", folder / "wandb" / "id"
+    if not metrics.exists() or not metrics.stat().st_size:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(f"{folder.name[-55:]}-{secrets.token_hex(4)}")
+    return file.read_text() if file.exists() else folder.name[-64:]  # as before there was such a file
 
 
 def _children(process: int) -> list[int]:

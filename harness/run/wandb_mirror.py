@@ -1,7 +1,8 @@
 """The process that mirrors a run into wandb: it follows metrics.jsonl until its input ends.
 
 Its first line of input says what to mirror and where to (see `harness.run.tracker.Wandb`). The whole file is
-mirrored each time a run resumes, under the same id: wandb's last copy is complete.
+mirrored each time a run resumes, under the same id: the last offline copy is complete. Online, wandb drops the rows
+that it has already.
 """
 
 import json
@@ -35,7 +36,7 @@ def mirror(request: dict[str, Any]) -> None:
     """Log existing and new rows to wandb until the input ends.
 
     Args:
-        request: folder, config, mode, project and entity, as `harness.run.tracker.Wandb` sends them.
+        request: folder, id, config, mode, project and entity, as `harness.run.tracker.Wandb` sends them.
     """
     os.environ.setdefault("WANDB_SILENT", "true")
     os.environ.pop("WANDB_SERVICE", None)  # another run's service, which may end or hang before this one
@@ -47,7 +48,7 @@ def mirror(request: dict[str, Any]) -> None:
     run = wandb.init(
         project=request["project"],
         entity=request["entity"],
-        id=folder.name[-64:],
+        id=request["id"],
         name=folder.name,
         dir=str(folder),
         config=request["config"],
@@ -59,10 +60,11 @@ def mirror(request: dict[str, Any]) -> None:
     run.define_metric("*", step_metric="step")
     for number, row in enumerate(rows(folder / "metrics.jsonl"), 1):
         run.log(row, step=number)
-    if (folder / "DONE").exists():
+    is_done = (folder / "DONE").exists()
+    if is_done:
         summary = json.loads((folder / "DONE").read_text())
         run.summary.update({f"final/{key}": value for key, value in summary.items()})
-    run.finish()
+    run.finish(exit_code=0 if is_done else 1)
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:

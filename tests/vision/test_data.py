@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision import datasets
 
 from harness.config.errors import ConfigError
-from tests.programs import ALIKE, compose, start_here
+from tests.programs import ALIKE, SMALL, compose, start_here
 from vision.data import load_cifar10, load_cifar100, load_digits, load_folder, load_tiny_imagenet
 from vision.data.digits import noisy_pixels
 from vision.data.files import md5_of
@@ -95,6 +95,33 @@ def test_own_images_and_labels_that_cannot_be_right(images, labels, message):
 
 
 # ---- digits
+
+
+def test_training_and_test_images_have_one_form():
+    labels = torch.arange(6)
+    bytes_, floats = torch.zeros(6, 3, 8, 8, dtype=torch.uint8), torch.zeros(6, 3, 8, 8)
+    for test in (floats, bytes_[:, :1], bytes_[..., :4, :4]):
+        with pytest.raises(ValueError, match=r"training images are uint8 \(3, 8, 8\) and test images .*in one form"):
+            ImageData.of((bytes_, labels), (test, labels), 6)
+    data = ImageData.of((bytes_.numpy(), labels.numpy()), (bytes_.numpy(), labels.numpy()), 6)
+    assert torch.equal(data.train_images, bytes_), "arrays of NumPy will do"
+
+
+def test_a_stream_that_is_scored_on_test_images_needs_some():
+    data = ImageData.of(
+        (torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6)),
+        (torch.zeros(0, 1, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)),
+        6,
+    )
+    with pytest.raises(ConfigError, match="has no test images: benchmark=warm_start is scored on them"):
+        Task.from_config(SMALL.compose("dataset=digits", "benchmark.ratio=50"), data)
+    for options in ("benchmark=random_labels benchmark.samples=7", "benchmark=random_labels benchmark.samples=null"):
+        config = SMALL.compose("dataset=digits", *options.split(), "benchmark.tasks=2")
+        if "null" in options:
+            assert len(Task.from_config(config, data).phases[0].train) == 6
+        else:
+            with pytest.raises(ConfigError, match=r"benchmark\.samples=null takes all"):
+                Task.from_config(config, data)
 
 
 def test_digits_are_whole_and_split_stratified():
@@ -289,6 +316,10 @@ def truncate(image: Path) -> None:
     image.write_bytes(image.read_bytes()[:-1000])
 
 
+def cut_list(file: Path) -> None:
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -297,6 +328,16 @@ def truncate(image: Path) -> None:
         (
             lambda f: (f / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99999999\t0\t0\t1\t1\n"),
             r"has the class 'n99999999', which wnids.txt lacks",
+        ),
+        (
+            lambda f: cut_list(f / "train" / "n01443537" / "n01443537_boxes.txt"),
+            r"train name 3 images, and there are 4",
+        ),
+        (lambda f: cut_list(f / "val" / "val_annotations.txt"), r"val name 1 images, and there are 2"),
+        (lambda f: cut_list(f / "wnids.txt"), r"wnids.txt names 1 classes, 1 of them different, and train/ has 2"),
+        (
+            lambda f: (f / "wnids.txt").write_text("n01443537\nn02124075\nn01443537\n"),
+            r"names 3 classes, 2 of them different",
         ),
         (lambda f: truncate(f / "val" / "images" / "val_0.JPEG"), r"image .*val_0.JPEG cannot be read \(.*truncated"),
     ],

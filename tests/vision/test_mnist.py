@@ -168,6 +168,10 @@ def test_fashion_mnist_is_read_from_its_root_else_from_debians_folder(
     assert np.array_equal(load_fashion_mnist(str(tmp_path / "own")).train_images[:, 0].numpy(), packaged[IMAGES])
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / IMAGES).write_bytes(idx(255 - packaged[IMAGES]))
+    with pytest.raises(ConfigError, match=r"its files lie in .*own and .*debian: put all four into one folder"):
+        load_fashion_mnist(str(tmp_path / "own"))
+    write(tmp_path / "own", packed=False)
+    (tmp_path / "own" / IMAGES).write_bytes(idx(255 - packaged[IMAGES]))
     assert np.array_equal(load_fashion_mnist(str(tmp_path / "own")).train_images[:, 0].numpy(), 255 - packaged[IMAGES])
     (tmp_path / "own" / LABELS).write_bytes(idx(np.zeros(19)))
     with pytest.raises(ConfigError, match=r"has 20 images, .* 19 labels"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from fire_core.ranges import checked
@@ -118,6 +119,9 @@ def _load(name: str, places: Sequence[Path], hint: str, test_statistics: str) ->
         if (path := _find_file(places, archive)) is None:
             raise ConfigError(f"dataset={name} is not there: {hint.format(archive)}; dataset.root= looks elsewhere")
         files[archive.removesuffix(".gz")] = path, _unpacked(path)
+    folders = list(dict.fromkeys(str(path.parent) for path, _ in files.values()))
+    if len(folders) > 1:
+        raise ConfigError(f"dataset={name}: its files lie in {' and '.join(folders)}: put all four into one folder")
     changed = [file for file, (path, content) in files.items() if not _is_published(name, file, path, content)]
     data = ImageData.of(_split(files, "train"), _split(files, "t10k"), 10, test_statistics)
     if changed:
@@ -172,12 +176,14 @@ def _find_file(places: Iterable[Path], archive: str) -> Path | None:
 
 
 def _fetch(folder: Path, archive: str) -> None:
-    """Download one of MNIST's archives from its mirror into a folder."""
+    """Download one of MNIST's archives from its mirror into a folder, unless another process has just done so."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder / archive}.lock"):  # two jobs may start together
+            if not (folder / archive).exists():
+                fetch(MIRROR + archive, folder / archive, MD5[archive])
     except OSError as error:
         raise ConfigError(f"dataset=mnist: cannot write below {folder}: {error}") from error
-    fetch(MIRROR + archive, folder / archive, MD5[archive])
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:

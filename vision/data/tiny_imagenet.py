@@ -49,6 +49,12 @@ def load_tiny_imagenet(
     folder = unpacked(base / NAME, base / f"{NAME}.zip", url, md5, download, "tinyimagenet")
     classes = sorted(line.split()[0] for line in lines_of(folder, "wnids.txt"))
     number = {wnid: i for i, wnid in enumerate(classes)}
+    folders = {path.name for path in (folder / "train").glob("*") if path.is_dir()}
+    if len(number) < len(classes) or folders != number.keys():
+        raise ConfigError(
+            f"{folder}/wnids.txt names {len(classes)} classes, {len(number)} of them different, and train/ has "
+            f"{len(folders)}: {_how_to_repair(folder)}"
+        )
     train = [
         (folder / "train" / wnid / "images" / line.split("\t")[0], number[wnid])
         for wnid in classes
@@ -63,9 +69,16 @@ def load_tiny_imagenet(
                 f"{_how_to_repair(folder)}"
             )
         test.append((folder / "val" / "images" / file, number[wnid]))
-    for image, _ in train + test:
-        if not image.is_file():
-            raise ConfigError(f"{image} is missing: {_how_to_repair(folder)}")
+    for split, listed, pattern in (("train", train, "*/images/*.JPEG"), ("val", test, "images/*.JPEG")):
+        there = set((folder / split).glob(pattern))
+        for image, _ in listed:
+            if image not in there:
+                raise ConfigError(f"{image} is missing: {_how_to_repair(folder)}")
+        if len(there) != len(listed):
+            raise ConfigError(
+                f"the lists in {folder / split} name {len(listed)} images, and there are {len(there)}: "
+                f"{_how_to_repair(folder)}"
+            )
     cache_file = base / f"{NAME}.safetensors" if cache else None
     return ImageData.of(*decoded(train, test, SIZE, 3, cache_file), len(classes), test_statistics)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from harness.run.folder import Run
-from harness.run.tracker import Tracker
+from harness.run.tracker import Tracker, wandb_id
 
 
 class Own(Tracker):
@@ -70,3 +70,14 @@ def test_one_of_a_run_that_is_done_is_neither_started_nor_finished(tmp_path: Pat
     own = Own()
     train(tmp_path, own)
     assert own.events == []
+
+
+def test_a_run_keeps_its_id_in_wandb_and_one_that_is_trained_anew_gets_another(tmp_path: Path) -> None:
+    """Online, wandb drops rows that it has: under an old id a new run's numbers would stand beside old ones."""
+    first, second = wandb_id(tmp_path), wandb_id(tmp_path)
+    assert first != second, "nothing was logged yet"
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert wandb_id(tmp_path) == wandb_id(tmp_path) == second
+    assert second.startswith(tmp_path.name[-55:])
+    (tmp_path / "metrics.jsonl").write_text("")
+    assert wandb_id(tmp_path) != second
