@@ -29,6 +29,7 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **o
         **other_arguments: arguments of the target that are no options.
 
     Raises:
+        Exception: what the target raises, if it is no error of a value.
         ConfigError: `_target_` names nothing, the target refuses an argument, or its result is of another class, or
             is a network with lazy layers, which have no weights yet.
     """
@@ -47,7 +48,12 @@ def build(option: str, node: Mapping[str, Any], kind: type[T] | None = None, **o
         if isinstance(cause, ConfigError):
             raise cause from None
         if isinstance(cause, ERRORS_OF_VALUES):
-            raise ConfigError(refusal_of(option, node, cause)) from cause
+            message = refusal_of(option, node, cause)
+            if isinstance(cause, TypeError) and "argument" in message and other_arguments:
+                message += f" (besides its options it is given {', '.join(other_arguments)})"
+            raise ConfigError(message) from cause
+        if cause is not None:
+            raise cause  # noqa: B904  # with the place in the code that is built
         raise
     if kind is not None and not isinstance(result, kind):
         made = type(result).__name__

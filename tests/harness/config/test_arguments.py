@@ -1,13 +1,17 @@
 """The choices of the command line that belong to another program, each of them; messages are in tests/options."""
 
 import shlex
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from harness.config import groups
 from harness.config.arguments import parse_option, read_arguments, values_of
+from harness.config.build import build
 from harness.config.errors import ConfigError
+from harness.config.groups import CONF
 from tests.programs import import_program
 
 FOREIGN = [
@@ -61,3 +65,26 @@ def test_a_sweep_of_chains_does_not_take_searched_values(monkeypatch: pytest.Mon
     monkeypatch.setattr("sys.argv", ["vision", *words])
     with pytest.raises(ConfigError, match="tuned=searched with method=chain is for single runs"):
         read_arguments("vision")
+
+
+def test_a_file_of_ones_own_with_a_name_of_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra would take ours without a word; a copy of ours is what it is."""
+    own = tmp_path / "conf" / "method" / "fire.yaml"
+    own.parent.mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", ["vision"])
+    words = [f"--config-dir={tmp_path / 'conf'}", "method=fire"]
+    shutil.copy(CONF / "method" / "fire.yaml", own)
+    read_arguments("vision", words)
+    own.write_text("_target_: last.LastShrink\nname: fire\n")
+    with pytest.raises(ConfigError, match=r"method/fire\.yaml has the name of a file of this program"):
+        read_arguments("vision", words)
+
+
+def test_an_error_of_a_loader_of_ones_own_keeps_its_class_and_place() -> None:
+    with pytest.raises(KeyError, match="no such key"):
+        build("dataset", {"_target_": f"{__name__}.raises_key_error", "name": "mine"})
+
+
+def raises_key_error() -> None:
+    """Raises it."""
+    raise KeyError("no such key")

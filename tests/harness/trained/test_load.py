@@ -127,6 +127,9 @@ def test_images_are_shown_to_a_network_as_it_saw_them_last(stream: str, tmp_path
         samples = phase.change.keywords["images"][samples]
     stored = task.data.train_images[samples]
     assert torch.allclose(trained.preprocess(stored), images, atol=1e-5)
+    for wrong in (stored / 255, stored[:, :, :4, :4], stored[0]):
+        with pytest.raises(ValueError, match=r"the network was trained on torch\.uint8 \(n, 1, 8, 8\), and these"):
+            trained.preprocess(wrong)
 
 
 def test_an_older_state_is_loaded_only_where_the_newest_is_damaged(

@@ -1,5 +1,6 @@
 """The agents' networks: norms and activations."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,3 +81,24 @@ def test_a_network_without_a_value_for_each_action_is_refused_before_a_run(retur
         return
     with pytest.raises(ConfigError, match=rf"^model=\w+ {says}"):
         Task.from_config(config)
+
+
+def test_a_network_of_ones_own_needs_neither_a_layout_nor_a_file_of_ours(tmp_path: Path) -> None:
+    config = DQN.compose("method=fire", "total_steps=80", "midpoint=60")
+    config.model = {"_target_": f"{__name__}.Returning", "name": "mine", "returns": "values"}
+    folder = DQN.run_composed(tmp_path, config)
+    assert (folder / "DONE").exists()
+
+
+def test_what_a_network_is_given_is_told_if_it_does_not_take_it() -> None:
+    config = DQN.compose()
+    config.model = {"_target_": f"{__name__}.Narrow", "name": "mine"}
+    with pytest.raises(ConfigError, match=r"model=mine: .*'actions' \(besides its options it is given actions, observ"):
+        Task.from_config(config)
+
+
+class Narrow(nn.Module):
+    """It takes no sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
