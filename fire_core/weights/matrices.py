@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from fire_core.text_table import text_table
-from fire_core.weights.entry import Entries, Entry
+from fire_core.weights.entry import Declared, Entries, Entry
 from fire_core.weights.layout import resolve
 from fire_core.weights.topology import unwrap, uses_of
 
@@ -117,7 +117,15 @@ def cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return label, row["role"], f"{row['shape'][0]} x {row['shape'][1]}", str(row["count"]), rows, stored
 
 
-def matrices(model: nn.Module, **options: Any) -> Matrices:
+def matrices(
+    model: nn.Module,
+    *,
+    blocks: Mapping[str, Declared] | None = None,
+    transposed: str | Iterable[str] = (),
+    example: Any = None,
+    layout: str = "all",
+    strict: bool = False,
+) -> Matrices:
     """Return the matrices that the weights of a model hold, as `fire_` reads them.
 
     A fused weight has one entry for each block (q, k, v; gate, up; the gates of an LSTM), also if it is stored
@@ -127,22 +135,24 @@ def matrices(model: nn.Module, **options: Any) -> Matrices:
 
     Args:
         model: any module, also on the meta device; DDP and `torch.compile` wrappers are looked through.
-        **options: options of `resolve`: `blocks=`, `transposed=`, `example=`, `layout="heads"`, `strict=True`.
+        blocks: the blocks of fused weights; see `layout.resolve`.
+        transposed: pattern(s) of weights that are stored (d_in, d_out).
+        example: input for one forward pass, which shows cuts that are neither declared nor known.
+        layout: "heads" cuts projections of attention by head, too. What else a layout says is of no matter here.
+        strict: refuse a model with a weight that looks fused and is not known, instead of a warning.
 
     Returns:
         The matrices, without biases, scales and other vectors.
 
     Raises:
         TypeError: `model` is no module.
-        ValueError: an option that `resolve` refuses, or that would change nothing here.
+        ValueError: an option that `resolve` refuses, or a layout that would change nothing here.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a module (torch.nn.Module), got {type(model).__name__}")
-    if idle := [name for name in ("include", "exclude") if options.get(name)]:
-        raise ValueError(f"{idle[0]} says what an act takes, not which matrices there are")
-    if options.get("layout", "all") not in ("all", "heads"):
-        raise ValueError(f'layout={options["layout"]!r}: here "heads" alone changes something, the cut by head')
-    entries = resolve(model, **options)
+    if layout not in ("all", "heads"):
+        raise ValueError(f'layout={layout!r}: here "heads" alone changes something, the cut by head')
+    entries = resolve(model, layout, blocks=blocks, transposed=transposed, example=example, strict=strict)
     no_matrix = [entry for entry in entries if entry.kind == "locked" or _is_of_many_dimensions(entry)]
     unread = [f"{entry.label}: {entry.reason}" for entry in no_matrix]
     with_matrices = [entry for entry in entries if entry.kind not in ("locked", "vector") and entry.parameter.numel()]

@@ -18,7 +18,7 @@ class Diverged(TrainingError):
     """A loss, weight, action or activation is not finite. It is a result of the run's options, as a score is."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if it has no message."""
     return str(error).strip().split("\n")[0] or type(error).__name__
 

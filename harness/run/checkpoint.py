@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from harness.config.errors import TrainingError
+from harness.config.errors import TrainingError, first_line
 from harness.run.files import content_of, reading, remove_leftovers, write_atomically
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def loading() -> Iterator[None]:
         raise
     except Exception as error:
         raise TrainingError(
-            f"the checkpoint cannot be loaded ({type(error).__name__}: {_first_line(error)}): remove the folder's "
+            f"the checkpoint cannot be loaded ({type(error).__name__}: {first_line(error)[:200]}): remove the folder's "
             "checkpoints/, and the same command trains from the start"
         ) from error
 
@@ -113,7 +113,7 @@ def load_newest(
         except Exception as error:  # a damaged file can fail in any way
             if isinstance(error, RuntimeError) and TORCH_READER not in str(error):  # the device's fault, not the file's
                 raise
-            log.warning("checkpoint %s cannot be used (%s): taking the one before it", path, _first_line(error))
+            log.warning("checkpoint %s cannot be used (%s): taking the one before it", path, first_line(error)[:200])
             with contextlib.suppress(OSError):
                 path.rename(path.with_name(f"damaged-{path.name}"))
             continue
@@ -153,7 +153,3 @@ def read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     if content["format"] != FORMAT:
         raise ValueError(f"of format {content['format']}: another version of this project wrote it")
     return content
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200] or type(error).__name__
