@@ -117,7 +117,7 @@ def plasticity_gap(
     if isinstance(optimizer, torch.optim.Optimizer) or not callable(optimizer):
         raise ValueError("optimizer must be a function of the parameters, as lambda p: torch.optim.AdamW(p, lr=3e-4)")
     if not isinstance(batches, Sequence) or not batches:
-        raise ValueError("batches must be a list that is not empty: both networks train on the same")
+        raise ValueError("batches must be a list that is not empty, as list(loader): both networks train on the same")
     model = _unwrap(model)
     gpus = {p.device for p in model.parameters() if p.is_cuda}
     aged_losses: list[float] = []

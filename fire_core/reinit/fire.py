@@ -151,7 +151,16 @@ def fire_(
     if isinstance(solver, Optimizer) or hasattr(solver, "param_groups"):
         raise TypeError(f"solver is an optimizer ({type(solver).__name__}): give it as optimizer=")
     options = Projection(
-        solver, iterations, norm_init, tol, seed, scale, min_norm, blend, variance_factor, measure=measure
+        solver=solver,
+        iterations=iterations,
+        norm_init=norm_init,
+        tol=tol,
+        seed=seed,
+        scale=scale,
+        min_norm=min_norm,
+        blend=blend,
+        variance_factor=variance_factor,
+        measure=measure,
     )
     options.check_idle()
     optimizers = [] if optimizer is None else optimizers_of(optimizer)

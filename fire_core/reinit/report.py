@@ -191,7 +191,10 @@ def _summary(report: Report) -> list[str]:
     sizes["kept"] = sum(kept.numel for kept in report.kept.values())
     total = max(1, sum(sizes.values()))
     shares = ", ".join(f"{participle} {size / total:.1%}" for participle, size in sizes.items() if size)
-    lines = [f"{shares} of the model's numbers; {matrices} matrices projected" + (f" by {solvers}" if solvers else "")]
+    lines = [
+        f"{shares or 'nothing'} of the model's numbers; {matrices} matrices projected"
+        + (f" by {solvers}" if solvers else "")
+    ]
     measured = [row for row in projected if not math.isnan(row.dfi_after)]
     if measured:
         near = sum(row.deviation <= TOLERANCE for row in measured)

@@ -252,7 +252,7 @@ def no_match_error(option: str, selector: Selector, entries: Iterable[Entry]) ->
             candidates = names
         elif not any(mark in selector for mark in ".*?["):  # it may be meant as a word of a layout
             candidates = [*GROUPS, *candidates]
-        similar = difflib.get_close_matches(selector.strip("*."), {*candidates} - {selector}, n=3, cutoff=0.4)
+        similar = difflib.get_close_matches(selector.strip("*."), {*candidates} - {selector}, n=3, cutoff=0.5)
         hint = f"; near it: {', '.join(similar)}" if similar else f"; the first are {', '.join(names[:3])}"
     words = f"; words: {', '.join(GROUPS)}" if option.startswith("layout") else ""
     return ValueError(f"{option.partition('[')[0]}: no parameter matches {_shown(selector)}{hint}{words}")
@@ -292,7 +292,7 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
     """Return warnings about kept weights that the caller may have wanted to project.
 
     These are attention weights whose heads are not known, weights that look fused or are changed before they are used,
-    and raw parameters that hold much of the model.
+    and raw parameters, and parameters of computed weights, that hold much of the model.
 
     Args:
         entries: kept entries that the caller has not excluded.
@@ -311,6 +311,11 @@ def _undecided(entries: list[Entry], total: int) -> list[str]:
     stacks = [e for e in entries if e.reason == MANY_DIMENSIONS]
     unsupported = "raw parameters of more than three dimensions, which are not supported and are kept"
     lines += _large_share(stacks, total, unsupported, "Split them into parameters of at most three")
+    computed = [e for e in entries if e.kind == "locked" and "the module computes its weight" in e.reason]
+    kept = "parameters from which modules compute their weights (weight norm, spectral norm, pruning), and are kept"
+    lines += _large_share(
+        computed, total, kept, "Make them plain weights before the act, and parametrise them after it"
+    )
     return lines
 
 

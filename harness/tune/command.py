@@ -31,7 +31,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,35 +148,25 @@ def read_request(argv: Sequence[str]) -> Request:
     if program not in MODULES:
         wrong = f"program={program} is unknown{near(program, MODULES)}"
         raise ConfigError(wrong if program else f"program= is missing; accepted: {', '.join(MODULES)}")
-    publish = expanded(own["publish"]) if own["publish"] else None
-    if publish is not None and (program != "vision" or publish.is_file()):
-        why = "is a file: name a folder" if program == "vision" else f"is for vision: {program} has no tuned=searched"
-        raise ConfigError(f"publish={publish} {why}")
-    table = expanded(own["table"]) if own["table"] else None
-    if table is not None and table.is_dir():
-        raise ConfigError(f"table={table} is a folder: name a file in it")
+    publish, table = _places_of(own)
     trainer = program_of(program)  # importing it also makes the types of its options known to Hydra
     for method in methods or ["base"]:
         check_method_name(method)
         check_given(program, method, given)
+    _check_tuned(given, publish)
     seeds = range(int(own["seed"]), int(own["seed"]) + int(own["seeds"]))
-    held_out = list[str]()
+    held_out = list[str]()  # the option that holds images out, once it is known that the metric needs it
 
     def options_of(method: str) -> list[str]:
         return [*QUIET, *held_out, *given, *options_of_method(method)]
 
-    tuned = next((option.partition("=")[2] for option in given if option.startswith("tuned=")), "auto")
-    if tuned == "searched":
-        raise ConfigError("tuned=searched is what a search gives: a search begins with tuned=auto or none")
-    if publish and tuned != "auto":
-        raise ConfigError(f"publish= is for tuned=auto, whose values tuned=searched completes: not with tuned={tuned}")
-    search = Search(program, options_of, int(own["trials"]), seeds, Path(), "")
+    search = Search(program, options_of, int(own["trials"]), seeds, Path(), "")  # table and metric follow below
     for method in methods or ["base"]:
         if lr_is_idle(config := search.compose(method)):
             raise ConfigError(f"{own_rate(config)} does not follow lr=, which a search varies")
     config = search.compose(methods[0] if methods else "base")
     task = trainer.make_task(config)
-    metric, default_metric = own["metric"] or task.scores[0], task.scores[0]
+    metric = own["metric"] or task.scores[0]
     if metric not in task.scores:
         raise ConfigError(f"metric={metric} is no number at the end of these tasks{near(metric, task.scores)}")
     if metric.startswith("test/") and "holdout" in config and not config.holdout:
@@ -186,7 +176,7 @@ def read_request(argv: Sequence[str]) -> Request:
             raise ConfigError("holdout=0 would choose on the images that results report: leave it out, or give a share")
         trainer.make_task(config)  # refuses if there are too few images to hold some out
     first_task = getattr(getattr(task, "benchmark", None), "lead", 0)  # of language: a mixture may come first
-    search = replace(search, metric=metric, has_default_metric=metric == default_metric, first_task=first_task)
+    search = replace(search, metric=metric, has_default_metric=metric == task.scores[0], first_task=first_task)
     folder_name = new_run(config, trainer, task, None).folder.name
     setting = folder_name.rpartition(f"-s{config.seed}-")[0].removesuffix(f"-{config.method.name}")
     methods = methods or able_methods(search)
@@ -194,6 +184,39 @@ def read_request(argv: Sequence[str]) -> Request:
     default_table = expanded(config.paths.runs) / f"{program}-{setting}-{search_digest}.csv"
     search = replace(search, table=table or default_table)
     return Request(search, methods, given, setting, publish, int(own["workers"]) or None)
+
+
+def _places_of(own: Mapping[str, str]) -> tuple[Path | None, Path | None]:
+    """Return the folder of `publish=` and the file of `table=`; None where an option is not given.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    program, publish, table = own["program"], None, None
+    if own["publish"]:
+        publish = expanded(own["publish"])
+        if program != "vision":
+            raise ConfigError(f"publish={publish} is for vision: {program} has no tuned=searched")
+        if publish.is_file():
+            raise ConfigError(f"publish={publish} is a file: name a folder")
+    if own["table"]:
+        table = expanded(own["table"])
+        if table.is_dir():
+            raise ConfigError(f"table={table} is a folder: name a file in it")
+    return publish, table
+
+
+def _check_tuned(given: Sequence[str], publish: Path | None) -> None:
+    """Refuse values of `tuned=` that a search, or its publication, does not go with.
+
+    Raises:
+        ConfigError: see above.
+    """
+    tuned = next((option.partition("=")[2] for option in given if option.startswith("tuned=")), "auto")
+    if tuned == "searched":
+        raise ConfigError("tuned=searched is what a search gives: a search begins with tuned=auto or none")
+    if publish and tuned != "auto":
+        raise ConfigError(f"publish= is for tuned=auto, whose values tuned=searched completes: not with tuned={tuned}")
 
 
 def split_options(argv: Sequence[str]) -> tuple[dict[str, str], list[str]]:

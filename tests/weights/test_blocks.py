@@ -368,6 +368,14 @@ def test_large_raw_parameters_are_warned_about():
     assert re.search(r"71 % .* raw parameters .* experts\. include=", warning)
 
 
+def test_many_computed_weights_are_warned_about():
+    """Under weight norm nothing of the model would be projected, and nobody would know."""
+    normed = [parametrizations.weight_norm(nn.Linear(4, 6)), parametrizations.spectral_norm(nn.Linear(6, 4))]
+    (warning,) = resolve(nn.Sequential(*normed, nn.Linear(4, 2))).warnings
+    assert re.search(r"7\d % of the model's numbers are parameters from which modules compute their weights", warning)
+    assert not resolve(nn.Sequential(normed[0], nn.Linear(60, 60))).warnings, "little of the model"
+
+
 def test_expert_stacks_and_transposed_storage():
     model = nn.Module()
     model.experts = nn.Parameter(torch.randn(3, 6, 4))  # (experts, d_in, d_out)

@@ -39,7 +39,8 @@ class Trac(Method):
         self.scale, self.eps = scale, eps
         self.betas = torch.tensor(BETAS, dtype=torch.float64, device="cpu")
         self.start: list[Tensor] = []
-        self.s, self.variance, self.sigma = 0 * self.betas, 0 * self.betas, 0 * self.betas + 1e-8
+        self.s, self.variance = torch.zeros_like(self.betas), torch.zeros_like(self.betas)
+        self.sigma = torch.full_like(self.betas, 1e-8)
 
     def watch(self, net: Net) -> AbstractContextManager[None]:
         self.start = self.start or [p.detach().clone() for p in net.parameters()]
