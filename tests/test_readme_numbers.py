@@ -77,8 +77,6 @@ HALF = "studies/how_far/labels.csv", "setting == 'share 1' and row == 'half'", "
 MEANS = [
     ("({} and FIRE's", *HALF),
     ("and FIRE's {})", HALF[0], HALF[1].replace("half", "fire"), HALF[2]),
-    ("searched coefficients ({}) is ahead", HALF[0], HALF[1].replace("half", "snp"), HALF[2]),
-    ("puts biases back ({})", HALF[0], HALF[1].replace("half", "half_biases"), HALF[2]),
     ("its return is {} and FIRE's", "studies/how_far/cartpole.csv", "row == 'half'", "task/return"),
     ("and FIRE's {} of 500", "studies/how_far/cartpole.csv", "row == 'fire'", "task/return"),
     ("has a training return of {} and", "studies/how_far/cartpole.csv", "row == 'base'", "task/return"),

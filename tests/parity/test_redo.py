@@ -80,7 +80,7 @@ def test_recycling_as_the_reference_does_it(case: str) -> None:
     links = links[next(i for i, link in enumerate(links) if link.name in masks) :]
     context = Context(0, 0, torch.Generator().manual_seed(0), optimizers=[adam])
     of_layers = [masks[link.name] for link in links if link.name in masks]
-    recycle_rows_([links], of_layers, context, spared=1 + len(links) - len(of_layers))
+    recycle_rows_([links], of_layers, context, last_layers_kept=1 + len(links) - len(of_layers))
     steps = golden.tensors("redo", f"{case}.opt_step_after.")
     for name, rows in changed_rows(model, before):
         np.testing.assert_array_equal(rows, DATA[f"{case}.rows_reinit.{name}"], name)
