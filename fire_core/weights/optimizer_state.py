@@ -11,7 +11,7 @@ says if they do not.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,9 +44,10 @@ from fire_core.weights.optimizers import held_optimizers, optimizers_of, paramet
 from fire_core.weights.renewal import reset_as_learnt, zeroed
 
 Rows = Tensor | slice | Sequence[int]
-# State of torch's optimizers that has the weight's shape and does not begin at zero. From the name of the state to the
-# option of the group that is its first value, in Adagrad and Rprop:
-_OPTION_OF_FIRST_VALUE = {"sum": "initial_accumulator_value", "step_size": "lr"}
+# State of torch's optimizers that does not begin at zero. From its name to the option of the group that is its first
+# value, in Adagrad, Rprop and ASGD; and to the first value itself, in NAdam and ASGD.
+_OPTION_OF_FIRST_VALUE = {"sum": "initial_accumulator_value", "step_size": "lr", "eta": "lr"}
+_FIRST_VALUES = {"mu_product": 1.0, "mu": 1.0}
 _COPIES_OF_WEIGHT = {"ax"}  # states that begin as a copy of the weight: ASGD's average
 # States that begin as a copy of the weight in optimizers of which no new one can be built: those of schedule-free
 # optimizers, and slow weights.
@@ -440,15 +441,27 @@ def _reset_known(part: Optimizer, chosen: set[int]) -> None:
             to_reset = with_state  # its one history is of all parameters together
         for p in to_reset:
             state = part.state[p]
-            # A captured CUDA graph holds the addresses of these tensors, so they are set to zero in place.
-            captured = group.get("capturable") and set(state) <= {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
-            if isinstance(part, torch.optim.Adagrad):
-                state["step"].zero_()
-                state["sum"].fill_(group["initial_accumulator_value"])
-            elif captured or MASTER_KEY in state:
+            if isinstance(part, torch.optim.Adagrad) or group.get("capturable"):
+                _renew_in_place(state, group)
+            elif MASTER_KEY in state:
                 state.update({key: zeroed(value) for key, value in state.items() if key != MASTER_KEY})
             else:
                 del part.state[p]
+
+
+def _renew_in_place(state: dict[str, Any], group: Mapping[str, Any]) -> None:
+    """Give the tensors of a parameter's state the values that they have in a new optimizer of torch, in place.
+
+    A captured CUDA graph holds the addresses of these tensors.
+    """
+    for key, value in state.items():
+        if not isinstance(value, Tensor) or key == MASTER_KEY:
+            continue
+        first = group[_OPTION_OF_FIRST_VALUE[key]] if key in _OPTION_OF_FIRST_VALUE else _FIRST_VALUES.get(key, 0.0)
+        if isinstance(first, Tensor):  # a rate that a captured graph reads
+            value.copy_(first)
+        else:
+            value.fill_(first)
 
 
 # ------------------------------------------------------------------------------------------ optimizers of others

@@ -219,6 +219,30 @@ def test_capturable_state_keeps_its_memory() -> None:
         assert not value.any()
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "ASGD", "Rprop"])
+def test_capturable_state_of_every_optimizer_is_as_new_in_place(name: str) -> None:
+    """What the captured steps read is what a new optimizer begins with; the steps that compare it are not captured."""
+    make: Any = getattr(torch.optim, name)
+    options = {"lr": 0.1} | ({"momentum": 0.9, "centered": True} if name == "RMSprop" else {})
+    weights, new_weights = ([nn.Parameter(torch.ones(3, 2))] for _ in range(2))
+    optimizer, new = make(weights, **options), make(new_weights, **options)
+    for _ in range(4):
+        weights[0].grad = torch.randn(3, 2)
+        optimizer.step()
+    before = dict(optimizer.state[weights[0]])
+    optimizer.param_groups[0]["capturable"] = True
+    assert reset_optimizer_state(optimizer, weights) == 1
+    assert all(optimizer.state[weights[0]][key] is value for key, value in before.items() if isinstance(value, Tensor))
+    optimizer.param_groups[0]["capturable"] = False
+    with torch.no_grad():
+        weights[0].fill_(1.0)
+    for _ in range(3):
+        for weight, stepped in ((weights[0], optimizer), (new_weights[0], new)):
+            weight.grad = torch.full((3, 2), 0.3)
+            stepped.step()
+        assert torch.equal(weights[0], new_weights[0])
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="capturable optimizers step on a GPU only")
 def test_capturable_step_is_that_of_a_new_optimizer() -> None:
