@@ -8,6 +8,18 @@ dry=
 run() {
     if [[ $dry ]]; then echo "$*"; else "$@" < /dev/null; fi
 }
+# train <command>: run a training command. If it ends with 3, as after a run that diverged, the others go on, and the whole
+# ends with 3; any other error ends the whole at once.
+not_trained=0
+train() {
+    local code=0
+    run "$@" || code=$?
+    case $code in
+        0) ;;
+        3) not_trained=3 ;;
+        *) exit $code ;;
+    esac
+}
 
 # told <word ...>: answers --help, and --dry-run as the first word; words that are left are in `words`.
 told() {
@@ -16,7 +28,7 @@ told() {
         -h | --help)
             sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"
             echo "--dry-run before the other words prints the commands. After a preemption the same command goes on:"
-            echo "    until $0 ${*:2}; do sleep 60; done"
+            echo "    while $0 ${*:2}; [ \$? = 75 ]; do sleep 60; done"
             exit ;;
         --dry-run) dry=yes words=("${@:2}") ;;
     esac
@@ -32,7 +44,7 @@ refuse() {
 # tables. An option that is given replaces the panel's own; <method>.option=value is for that method alone.
 run_panels() {
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
-    local program=$1 panel line option sweep all=(${panels[@]} ${sizes:-} smoke)
+    local program=$1 panel line option sweep folder given= all=(${panels[@]} ${sizes:-} smoke)
     told "${@:2}"
     set -- ${words[@]+"${words[@]}"}
     if [[ $# -gt 0 && $1 != *=* ]]; then
@@ -42,9 +54,13 @@ run_panels() {
     elif [[ ${disk:-} ]]; then
         echo "the whole takes about $disk of disk and can be stopped and started again at any time"
     fi
-    for option in "$@"; do [[ $option == *=* ]] || refuse "$option" "option=value after the panel"; done
+    for option in "$@"; do
+        [[ $option == *=* ]] || refuse "$option" "option=value after the panel"
+        [[ $option != paths.runs=* ]] || given=${option#paths.runs=}
+    done
+    runs=${given:-${RUNS:-${runs:-}}}
     if [[ ${panels[0]} == smoke ]]; then
-        runs=${RUNS:-runs/smoke}
+        runs=${given:-${RUNS:-runs/smoke}}
         set -- scale=smoke tracker=none progress=false "$@"
     fi
     [[ $dry ]] || data_is_there "$program" "$@"
@@ -57,7 +73,13 @@ run_panels() {
             start "$program" ${sweep[@]+"${sweep[@]}"} "$@"
         done < <(options_of "$panel")
     done
-    run python analysis/make_figures.py ${runs:+--runs "$runs" --out "$runs/figures" --export "$runs/results.csv"}
+    if [[ $runs ]]; then
+        run python analysis/make_figures.py --runs "$runs" --out "$runs/figures" --export "$runs/results.csv"
+    else  # the program's own folder, beside which other scripts have theirs
+        folder=${program%.train}
+        run python analysis/make_figures.py --runs "runs/${folder#rl.}"
+    fi
+    return $not_trained
 }
 
 # data_is_there <program> [option=value ...]: opens the data of all panels, so that what is missing is said before the first job.
@@ -82,14 +104,14 @@ start() {
         fi
     done
     if [[ " $* " == *" hydra/launcher=slurm "* ]]; then  # else jobs hold GPUs while one of them trains what they share
-        run python -m "$program" -m method=base only_first_phase=true $(printf "%s\n" "${shared[@]}" | grep -v ^method\\.)
+        train python -m "$program" -m method=base only_first_phase=true $(printf "%s\n" "${shared[@]}" | grep -v ^method\\.)
     fi
     for name in $(for option in $own; do echo "${option%%.*}"; done | sort -u); do
         methods=${methods/,$name,/,}
-        run python -m "$program" -m method="$name" "${shared[@]}" $(for option in $own; do
+        train python -m "$program" -m method="$name" "${shared[@]}" $(for option in $own; do
             [[ $option != "$name".* ]] || echo "method.${option#*.}"
         done)
     done
     methods=${methods#,} methods=${methods%,}
-    [[ ! $methods ]] || run python -m "$program" -m method="$methods" "${shared[@]}"
+    [[ ! $methods ]] || train python -m "$program" -m method="$methods" "${shared[@]}"
 }

@@ -16,7 +16,7 @@ runs=${RUNS:-runs/table10}
 disk="30 GB" sizes="grid digits"
 panels=(a_cifar10 a_cifar100 a_tinyimagenet)
 options_of() {
-    local setting="experiment=fig2$1 seed=1,2,3" steps=1,2,5,10,15,20,30 starts=frobenius panel
+    local setting="experiment=fig2$1 seed=1,2,3 paths.cache=runs/.cache" steps=1,2,5,10,15,20,30 starts=frobenius panel
     local warm="benchmark=warm_start dataset.pixel_noise=0.4 model.hidden=64 model.depth=5 model.norm=true"
     case $1 in
         grid)

@@ -141,7 +141,7 @@ def test_help_dry_run_and_unknown_words_start_nothing(tmp_path: Path, script: st
     for program in ("python", "torchrun"):
         (tmp_path / program).write_text("#!/bin/sh\nexit 9\n")
         (tmp_path / program).chmod(0o755)
-    assert f"until {SCRIPTS / script}.sh" in said("--help").stdout
+    assert f"while {SCRIPTS / script}.sh" in said("--help").stdout
     dry = said("--dry-run")
     assert dry.returncode == 0
     assert "analysis/make_figures.py" in dry.stdout
@@ -159,7 +159,7 @@ def test_one_sweep_a_panel_and_options_that_are_given_replace_its_own(
 ) -> None:
     *sweeps, figure = commands(tmp_path, script)
     assert len(sweeps) == len({line.split("experiment=")[1] for line in sweeps}) == panels
-    assert figure == "python analysis/make_figures.py"
+    assert figure in (f"python analysis/make_figures.py --runs runs/{folder}" for folder in ("vision", "dqn", "sac"))
     (tmp_path / "log").unlink()
     panel = sweeps[0].split("experiment=")[1].split()[0].removeprefix(script.removesuffix(".sh")).strip("_")
     sweep, _ = commands(tmp_path, script, panel.removeprefix("h1_"), "seed=7", "device=cpu")
@@ -170,6 +170,38 @@ def test_one_sweep_a_panel_and_options_that_are_given_replace_its_own(
     if small:
         (tmp_path / "log").unlink()
         assert "experiment=" not in commands(tmp_path, script, small)[0]
+
+
+def test_a_run_that_diverged_does_not_stop_the_others(tmp_path: Path) -> None:
+    """A sweep with one ends with 3, so the next ones are trained and drawn, and the whole ends with 3."""
+    stand_in = (
+        f'#!/bin/sh\necho "$*" >> {tmp_path}/log\ncase "$*" in *data_is_there*|*prepare*|*figures*) exit 0;; esac\n'
+    )
+    for program in ("python", "torchrun"):
+        (tmp_path / program).write_text(f"{stand_in}exit 3\n")
+        (tmp_path / program).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    for script, sweeps in (("fig2.sh", 8), ("fig3.sh", 2 * 3)):
+        (tmp_path / "log").unlink(missing_ok=True)
+        assert subprocess.run([SCRIPTS / script], env=environment, capture_output=True).returncode == 3
+        lines = (tmp_path / "log").read_text().splitlines()
+        assert sum("method=" in line and LOOK not in line for line in lines) == sweeps
+        assert "make_figures" in lines[-1]
+    (tmp_path / "python").write_text("#!/bin/sh\nexit 2\n")
+    assert subprocess.run([SCRIPTS / "fig2.sh", "a_cifar10"], env=environment, capture_output=True).returncode == 2
+
+
+def test_options_and_folders_reach_figure_3_and_the_drawing(tmp_path: Path) -> None:
+    mixed = commands(tmp_path / "a", "fig3.sh", "mixture", "1", "batch_size=20", "paths.data=/d", SEEDS="0")
+    runs = [line for line in mixed if line.startswith("torchrun")]
+    assert all("dataset=wiki_owt benchmark.passes=[400,1] batch_size=20 paths.data=/d" in line for line in runs)
+    assert all("paths.data=/d" in line for line in mixed if "prepare" in line)
+    *sweeps, figure = commands(tmp_path / "b", "fig2.sh", "a_cifar10", "paths.runs=/x")
+    assert all(line.count("paths.runs=") == 1 for line in sweeps)
+    assert "--runs /x --out /x/figures" in figure
+    *sweeps, figure = commands(tmp_path / "c", "fig4a.sh", "asterix", RUNS="/y")
+    assert "paths.runs=/y" in sweeps[0]
+    assert "--runs /y" in figure
 
 
 @pytest.mark.parametrize(("script", "environment"), [("fig4a.sh", "env=breakout"), ("fig4b.sh", "env=humanoid")])
