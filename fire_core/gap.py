@@ -3,7 +3,7 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -125,13 +125,13 @@ def plasticity_gap(
     last_fresh_weights = None
     with torch.random.fork_rng(devices=list(gpus)):
         for draw in range(draws):
-            torch.manual_seed(_seed_of_draw(seed, draw))
+            _seed_generators(_seed_of_draw(seed, draw), gpus)
             fresh_network = _build_fresh(fresh, model, last_fresh_weights)
             last_fresh_weights = [p.detach().clone() for p in fresh_network.parameters()]
             order = _order(len(batches), steps, _seed_of_draw(seed, draw))
             training_batches = [batches[i] for i in order]
             for network, losses in ((_deep_copy(model), aged_losses), (fresh_network, fresh_losses)):
-                torch.manual_seed(_seed_of_draw(seed, draw))  # the same dropout for both
+                _seed_generators(_seed_of_draw(seed, draw), gpus)  # the same dropout for both
                 losses.append(_train(network, training_batches, batches, loss, optimizer))
     gaps = torch.tensor(
         [a - b for a, b in zip(aged_losses, fresh_losses, strict=True)], dtype=torch.float64, device="cpu"
@@ -139,6 +139,14 @@ def plasticity_gap(
     half_width = STUDENT_T[min(draws - 2, len(STUDENT_T) - 1)] * float(gaps.std()) / math.sqrt(draws)
     gap = float(gaps.mean())
     return PlasticityGap(tuple(aged_losses), tuple(fresh_losses), steps, gap, gap - half_width, gap + half_width)
+
+
+def _seed_generators(seed: int, gpus: Iterable[torch.device]) -> None:
+    """Seed the generators of the CPU and of these GPUs, and no others: those are restored afterwards."""
+    torch.default_generator.manual_seed(seed)
+    for gpu in gpus:
+        with torch.cuda.device(gpu):
+            torch.cuda.manual_seed(seed)
 
 
 def _seed_of_draw(seed: int, draw: int) -> int:

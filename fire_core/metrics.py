@@ -5,6 +5,7 @@ Complex tensors raise ValueError everywhere. If a matrix holds NaN or Inf, funct
 torch's LinAlgError; `dfi` and `sfe`, which do not, return NaN.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -190,7 +191,7 @@ def dormant_ratio(activations: Iterable[Tensor], threshold: float = 0.0) -> floa
             ReDo's figures use 0 to 0.1.
 
     Returns:
-        A share between 0 and 1.
+        A share between 0 and 1; NaN if an activation is not finite, or there is no sample.
 
     Raises:
         ValueError: there is no layer.
@@ -198,6 +199,8 @@ def dormant_ratio(activations: Iterable[Tensor], threshold: float = 0.0) -> floa
     layers = list(activations)
     if not layers:
         raise ValueError("there are no activations: dormant_ratio needs those of one layer at least")
+    if not all(layer.numel() and bool(layer.isfinite().all()) for layer in layers):
+        return math.nan
     return float(torch.cat([dormant(layer, threshold) for layer in layers]).double().mean())
 
 

@@ -123,3 +123,11 @@ def test_hessian_norm_of_a_loss_that_is_linear_in_some_parameters():
 def test_a_bias_is_refused_by_name(call):
     with pytest.raises(ValueError, match=r"^\w+ takes matrices, .* and got a tensor of shape \(3,\)$"):
         call(torch.ones(3))
+
+
+def test_a_dormant_ratio_of_what_is_not_finite_is_not_known() -> None:
+    """A layer of NaN is not in perfect health."""
+    whole = torch.rand(8, 4)
+    for broken in (torch.full((8, 4), torch.nan), torch.tensor([[1.0, torch.inf, 1.0, 1.0]]), torch.zeros(0, 4)):
+        assert math.isnan(M.dormant_ratio([whole, broken], 0.1))
+    assert M.dormant_ratio([whole], 0.0) == 0.0

@@ -113,6 +113,8 @@ class Net:
         try:
             yield
         finally:
+            for root in self.modules.values():  # for layers that do more than set the flag, as to merge an adapter
+                root.train(modes[root])
             for module, was_training in modes.items():
                 module.training = was_training
 

@@ -151,7 +151,8 @@ class EffectiveRank(ActivationTrigger):
     """Fires when the effective rank of the features that the last linear layer reads falls below a threshold.
 
     The effective rank (Roy and Vetterli, EUSIPCO 2007) is divided by the largest that is possible, min(samples,
-    features), and averaged over the networks. At most 256 samples of a batch are taken, evenly spaced.
+    features), and averaged over the networks. At most 256 samples, or positions of sequences, of a batch are taken. The
+    last layer is the one that is registered last.
 
     Args:
         below: the trigger fires below this share of the largest rank, in (0, 1].
@@ -181,11 +182,13 @@ class EffectiveRank(ActivationTrigger):
         if not any(linear_layers):
             raise ValueError("EffectiveRank: the model has no linear layer, whose inputs would be its features")
         features: dict[nn.Module, Tensor] = {}
+        own_layers = {layer for layers in linear_layers for layer in layers}
 
         def store_features(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if layer not in own_layers:  # a copy of the model, whose layers have this hook as well
+                return
             if inputs and inputs[0].ndim > 1 and (is_trained(layer) or not only_training):
-                rows = inputs[0].detach().flatten(0, -2)
-                features[layer] = rows[:: max(1, -(-len(rows) // SAMPLES))].float()  # (samples, features)
+                features[layer] = _sampled(inputs[0].detach()).float()  # (samples, features)
 
         def read() -> Tensor | None:
             shares = []
@@ -200,6 +203,19 @@ class EffectiveRank(ActivationTrigger):
 
         with ExitStack() as hooks:
             # All layers are watched, because the last one registered may not be used by the forward pass.
-            for layer in {layer for layers in linear_layers for layer in layers}:
+            for layer in own_layers:
                 hooks.callback(layer.register_forward_pre_hook(store_features).remove)
             yield read
+
+
+def _sampled(inputs: Tensor) -> Tensor:
+    """Return at most `SAMPLES` rows of a layer's inputs (..., features), the same at each call.
+
+    Of samples (n, features) they are evenly spaced. Of sequences (n, positions, features) they are drawn: an even
+    distance may divide the number of positions, so that all rows would be of one position.
+    """
+    rows = inputs.flatten(0, -2)
+    if inputs.ndim == 2 or len(rows) <= SAMPLES:
+        return rows[:: max(1, -(-len(rows) // SAMPLES))]
+    drawn = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:SAMPLES]
+    return rows[drawn.to(rows.device)]

@@ -12,7 +12,7 @@ from fire_core.methods.protocol import Net
 from fire_core.ranges import Count, Decay, checked, one_of
 from fire_core.triggers.measured import Steps
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
-from fire_core.weights.distributed import mean_over_ranks
+from fire_core.weights.distributed import mean_of_values_over_ranks
 
 
 class Plateau(Trigger):
@@ -77,14 +77,14 @@ class Plateau(Trigger):
 
     def look(self, last: int, step: int, net: Net | None, metrics: Metrics) -> Firing | None:
         if self.begin is None:
-            self.begin = self._next_window(self.last or 0)
+            self.begin = self._next_window(max(last, self.last or 0))
         if step <= self.begin:
             return None
         value = metrics.get(self.metric)
         if value is not None:
             self._add(value)
         self.due |= step // self.every > max(last, self.begin) // self.every
-        if self.due and self.count:
+        if self.due:  # on all ranks at the same step, also on those that had no value
             self._end_window(step)
         if self.waited < self.patience:
             return None
@@ -111,9 +111,15 @@ class Plateau(Trigger):
         self.count += 1
 
     def _end_window(self, step: int) -> None:
-        """Compare the mean of the present window with the best one, and begin a new window."""
+        """Compare the mean of the present window with the best one, and begin a new window.
+
+        The mean is that of the values of all ranks. If no rank has had one, the window goes on.
+        """
         total = self.sum if isinstance(self.sum, Tensor) else torch.tensor(self.sum, dtype=torch.float64, device="cpu")
-        self.value = mean_over_ranks(total / self.count)
+        mean = mean_of_values_over_ranks(total, self.count)
+        if mean is None:
+            return
+        self.value = mean
         self.sum, self.count, self.due = 0.0, 0, False
         if not math.isfinite(self.value) and not self.warned:
             self.warned = True

@@ -97,6 +97,8 @@ class Watch:
         columns = consumer.columns
 
         def measure(layer: nn.Module, inputs: tuple[Tensor]) -> None:
+            if layer is not consumer.layer:  # a copy of the model, whose layers have this hook as well
+                return
             if self.only_training and not is_trained(layer):
                 return
             with torch.no_grad():

@@ -168,3 +168,20 @@ def mean_over_ranks(value: Tensor) -> float:
         value = value.detach().double() / dist.get_world_size()
         dist.all_reduce(value)
     return float(value)
+
+
+def mean_of_values_over_ranks(total: Tensor, count: int) -> float | None:
+    """Return the mean of the values of all processes, the same in each; None without a value. All of them must call it.
+
+    Args:
+        total: sum of the values of this process, a scalar.
+        count: number of these values, which may be 0.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return float(total / count) if count else None
+    if "gloo" not in dist.get_backend():
+        total = total.to(torch.accelerator.current_accelerator())
+    sums = torch.stack([total.detach().double(), torch.full_like(total, count, dtype=torch.float64)])
+    dist.all_reduce(sums)
+    value, values = sums.tolist()
+    return value / values if values else None

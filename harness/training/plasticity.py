@@ -70,9 +70,9 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
                 hooks.callback(hook.remove)
             loss()
         if level == "full":
-            numbers["sharpness"] = metrics.hessian_spectral_norm(
-                loss, [p for p in net.parameters() if p.requires_grad], 20, generator=torch.Generator().manual_seed(0)
-            )
+            trained = [p for p in net.parameters() if p.requires_grad]
+            generator = torch.Generator(trained[0].device).manual_seed(0) if trained else None
+            numbers["sharpness"] = metrics.hessian_spectral_norm(loss, trained, 20, generator=generator)
             for output in outputs:
                 numbers["output_scale"] = output.square().mean().sqrt().item()
             alignments = [metrics.alignment(second, first).item() for first, second in successive_layers(watch.graph)]
@@ -88,6 +88,8 @@ def plasticity(net: Net, loss: Callable[[], Tensor], level: str = "cheap", ranks
             numbers["srank"] = float(metrics.srank(probe_features))
     if watch.graph:
         means = [layer[None] for layer in watch.read()]  # (1, units): mean |activation| over the probe batch
+        if not all(layer.isfinite().all() for layer in means):
+            raise Diverged("the activations of a hidden layer are not finite. Lower lr=")
         numbers["dormant_ratio"] = metrics.dormant_ratio(means, DORMANT_THRESHOLD)
     return numbers
 

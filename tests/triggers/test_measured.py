@@ -1,5 +1,6 @@
 """What the triggers measure, against the definition in float64, and when they fire."""
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from fire_core import fire_
 from fire_core.integrations.torch import FireHook
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank, Trigger
+from fire_core.triggers.activations import _sampled
 from fire_core.triggers.measured import Measured
 from fire_core.units.graph import Units, between
 from tests.triggers.loops import mlp
@@ -297,3 +299,35 @@ def test_a_hook_that_is_removed_leaves_nothing_on_the_model(trigger: Callable[[]
     hook.remove()
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
     torch.save(model, tmp_path / "model.pt")
+
+
+def test_rows_of_sequences_are_of_many_positions() -> None:
+    """Of 256 sequences, or near to it, an even distance would take the first position alone."""
+    for count in (128, 255, 256, 512):
+        positions = torch.arange(64).expand(count, 64)[..., None].float()
+        taken = _sampled(positions)
+        assert taken.shape == (256, 1)
+        assert len(taken.unique()) > 50
+    assert len(_sampled(torch.zeros(100, 3))) == 100
+
+
+def test_a_copy_made_while_a_measurement_is_due_does_not_count() -> None:
+    """A deep copy has the hooks of its original."""
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(8, 4)
+    for trigger in (Dormancy(above=0.99, every=1), EffectiveRank(below=0.01, every=1)):
+        net = Net({"model": model}, {})
+        trigger.start(net)
+        trigger.ask(1, net)
+        model(inputs)
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            twin[0].weight.zero_()
+            twin[0].bias.fill_(-1.0)
+        trigger.ask(2, net)
+        alone = trigger.value
+        model(inputs)
+        twin(inputs)
+        trigger.ask(3, net)
+        assert trigger.value == alone, type(trigger).__name__
+        trigger.close()

@@ -281,3 +281,14 @@ def test_plateau_refuses_a_value_that_is_not_one_number() -> None:
     with pytest.raises(ValueError, match=r"Plateau: loss is a tensor of shape \(8,\): give one number"):
         Plateau("loss").ask(1, None, loss=torch.rand(8))
     assert Plateau("loss").ask(1, None, loss=torch.rand(1, 1)) is None
+
+
+def test_plateau_s_first_window_is_whole_if_the_first_step_is_a_late_one() -> None:
+    """As where a run goes on from weights of another, whose steps go on, too."""
+    trigger = Plateau(every=100, patience=1)
+    for step in range(5050, 5100):
+        assert trigger.ask(step, loss=0.1) is None
+    assert trigger.best is None
+    for step in range(5100, 5201):
+        trigger.ask(step, loss=1.0)
+    assert trigger.best == 1.0

@@ -14,6 +14,7 @@ from torch import nn
 from fire_core import FireWarning, fire_, is_fresh, muon_groups, shrink_and_perturb_
 from fire_core.integrations.torch import FireHook
 from fire_core.methods import Chain, Dash, Fire, FullReset, Method, RandomIsometry, ShrinkAndPerturb
+from fire_core.triggers import Plateau
 from tests.networks import GPT
 from tests.zygote import Zygote
 
@@ -156,6 +157,20 @@ def methods(rank: int, world: int) -> None:
         acted(sharded, Dash(), **given_to(0, 4))
 
 
+def a_metric_of_one_rank(rank: int, world: int) -> None:
+    """A validation on rank 0 alone neither mixes with the gradients' sums nor stops the others."""
+    trigger = Plateau("val", every=3, patience=2, min_delta=0.0)
+    fired = []
+    for step in range(1, 19):
+        gradient = torch.ones(1)
+        dist.all_reduce(gradient)
+        assert gradient.item() == world, step
+        if trigger.ask(step, val=5.0 if rank == 0 and step % 2 == 0 else None):
+            fired.append(step)
+    assert fired == [9, 18], "windows end alike on all ranks"
+    assert trigger.value == 5.0
+
+
 def part_of_the_way(rank: int, world: int) -> None:
     """A blend of replicas and of shards, with a matrix that has lost directions, which stay lost on every rank."""
     from torch.distributed.fsdp import fully_shard
@@ -262,7 +277,7 @@ def same_on_all_ranks(*values: torch.Tensor) -> bool:
 def main(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    for case in (ddp, fsdp, after_an_evaluation, methods, part_of_the_way, fused, meshes):
+    for case in (ddp, fsdp, after_an_evaluation, methods, a_metric_of_one_rank, part_of_the_way, fused, meshes):
         case(rank, world)
     dist.barrier()
     dist.destroy_process_group()
