@@ -188,7 +188,7 @@ class EffectiveRank(ActivationTrigger):
             if layer not in own_layers:  # a copy of the model, whose layers have this hook as well
                 return
             if inputs and inputs[0].ndim > 1 and (is_trained(layer) or not only_training):
-                features[layer] = _sampled(inputs[0].detach()).float()  # (samples, features)
+                features[layer] = sampled_rows(inputs[0].detach()).float()  # (samples, features)
 
         def read() -> Tensor | None:
             shares = []
@@ -208,7 +208,7 @@ class EffectiveRank(ActivationTrigger):
             yield read
 
 
-def _sampled(inputs: Tensor) -> Tensor:
+def sampled_rows(inputs: Tensor) -> Tensor:
     """Return at most `SAMPLES` rows of a layer's inputs (..., features), the same at each call.
 
     Of samples (n, features) they are evenly spaced. Of sequences (n, positions, features) they are drawn: an even

@@ -13,7 +13,7 @@ from fire_core import fire_
 from fire_core.integrations.torch import FireHook
 from fire_core.methods import Net
 from fire_core.triggers import Dormancy, Drift, EffectiveRank, Trigger
-from fire_core.triggers.activations import _sampled
+from fire_core.triggers.activations import sampled_rows
 from fire_core.triggers.measured import Measured
 from fire_core.units.graph import Units, between
 from tests.triggers.loops import mlp
@@ -305,10 +305,10 @@ def test_rows_of_sequences_are_of_many_positions() -> None:
     """Of 256 sequences, or near to it, an even distance would take the first position alone."""
     for count in (128, 255, 256, 512):
         positions = torch.arange(64).expand(count, 64)[..., None].float()
-        taken = _sampled(positions)
+        taken = sampled_rows(positions)
         assert taken.shape == (256, 1)
         assert len(taken.unique()) > 50
-    assert len(_sampled(torch.zeros(100, 3))) == 100
+    assert len(sampled_rows(torch.zeros(100, 3))) == 100
 
 
 def test_a_copy_made_while_a_measurement_is_due_does_not_count() -> None:

@@ -315,7 +315,7 @@ def pruned() -> nn.Module:
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_weights_that_cannot_be_projected_are_kept_and_named(make, name, reason):
-    model = nn.Sequential(make(), nn.Linear(6, 2))
+    model = nn.Sequential(make(), nn.Linear(6, 90))
     before = {key: value.clone() for key, value in model.state_dict().items() if key.startswith("0.")}
     report = fire_(model)
     assert [row.name for row in report] == ["1.weight"]
