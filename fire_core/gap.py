@@ -119,19 +119,19 @@ def plasticity_gap(
     if not isinstance(batches, Sequence) or not batches:
         raise ValueError("batches must be a list that is not empty, as list(loader): both networks train on the same")
     model = _unwrap(model)
-    gpus = {p.device for p in model.parameters() if p.is_cuda}
+    devices = {p.device for p in model.parameters()} - {torch.device("cpu"), torch.device("meta")}
     aged_losses: list[float] = []
     fresh_losses: list[float] = []
     last_fresh_weights = None
-    with torch.random.fork_rng(devices=list(gpus)):
+    with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
         for draw in range(draws):
-            _seed_generators(_seed_of_draw(seed, draw), gpus)
+            _seed_generators(_seed_of_draw(seed, draw), devices)
             fresh_network = _build_fresh(fresh, model, last_fresh_weights)
             last_fresh_weights = [p.detach().clone() for p in fresh_network.parameters()]
             order = _order(len(batches), steps, _seed_of_draw(seed, draw))
             training_batches = [batches[i] for i in order]
             for network, losses in ((_deep_copy(model), aged_losses), (fresh_network, fresh_losses)):
-                _seed_generators(_seed_of_draw(seed, draw), gpus)  # the same dropout for both
+                _seed_generators(_seed_of_draw(seed, draw), devices)  # the same dropout for both
                 losses.append(_train(network, training_batches, batches, loss, optimizer))
     gaps = torch.tensor(
         [a - b for a, b in zip(aged_losses, fresh_losses, strict=True)], dtype=torch.float64, device="cpu"
@@ -141,12 +141,15 @@ def plasticity_gap(
     return PlasticityGap(tuple(aged_losses), tuple(fresh_losses), steps, gap, gap - half_width, gap + half_width)
 
 
-def _seed_generators(seed: int, gpus: Iterable[torch.device]) -> None:
-    """Seed the generators of the CPU and of these GPUs, and no others: those are restored afterwards."""
+def _seed_generators(seed: int, devices: Iterable[torch.device]) -> None:
+    """Seed the generators of the CPU and of these devices, and of no other GPU, whose state would not be restored."""
     torch.default_generator.manual_seed(seed)
-    for gpu in gpus:
-        with torch.cuda.device(gpu):
-            torch.cuda.manual_seed(seed)
+    for device in devices:
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        else:
+            torch.get_device_module(device).manual_seed(seed)
 
 
 def _seed_of_draw(seed: int, draw: int) -> int:

@@ -9,11 +9,12 @@ run() {
     if [[ $dry ]]; then echo "$*"; else "$@" < /dev/null; fi
 }
 # train <command>: run a training command. If it ends with 3, as after a run that diverged, the others go on, and the whole
-# ends with 3; any other error ends the whole at once.
+# ends with 3; any other error ends the whole at once. torchrun ends with 1 whatever its processes have ended with.
 not_trained=0
 train() {
     local code=0
     run "$@" || code=$?
+    [[ $1 != torchrun || $code != 1 ]] || code=3
     case $code in
         0) ;;
         3) not_trained=3 ;;

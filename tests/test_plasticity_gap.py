@@ -135,3 +135,16 @@ def test_what_would_compare_something_else_is_refused(changed: dict[str, Any], s
     options: dict[str, Any] = {"fresh": Weight, "batches": [0], "steps": 2, "loss": square} | changed
     with pytest.raises(ValueError, match=says):
         plasticity_gap(one, **options)
+
+
+def test_generators_of_other_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.manual_seed` seeds every GPU of the machine, whose state nobody would give back."""
+
+    def refuse(seed: int) -> None:
+        raise AssertionError("all GPUs are seeded")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refuse)
+    model, batches = network(), data()
+    state = torch.get_rng_state()
+    plasticity_gap(model, fresh=network, batches=batches, steps=2, draws=2)
+    assert torch.equal(torch.get_rng_state(), state)

@@ -177,13 +177,14 @@ def test_a_run_that_diverged_does_not_stop_the_others(tmp_path: Path) -> None:
     stand_in = (
         f'#!/bin/sh\necho "$*" >> {tmp_path}/log\ncase "$*" in *data_is_there*|*prepare*|*figures*) exit 0;; esac\n'
     )
-    for program in ("python", "torchrun"):
-        (tmp_path / program).write_text(f"{stand_in}exit 3\n")
+    for program, code in (("python", 3), ("torchrun", 1)):  # torchrun has no other code
+        (tmp_path / program).write_text(f"{stand_in}exit {code}\n")
         (tmp_path / program).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    for script, sweeps in (("fig2.sh", 8), ("fig3.sh", 2 * 3)):
+    for command, sweeps in (("fig2.sh", 8), ("fig3.sh", 2 * 3), ("fig3.sh paper 2", 3 * 10)):
         (tmp_path / "log").unlink(missing_ok=True)
-        assert subprocess.run([SCRIPTS / script], env=environment, capture_output=True).returncode == 3
+        script, *words = command.split()
+        assert subprocess.run([SCRIPTS / script, *words], env=environment, capture_output=True).returncode == 3
         lines = (tmp_path / "log").read_text().splitlines()
         assert sum("method=" in line and LOOK not in line for line in lines) == sweeps
         assert "make_figures" in lines[-1]
@@ -202,6 +203,24 @@ def test_options_and_folders_reach_figure_3_and_the_drawing(tmp_path: Path) -> N
     *sweeps, figure = commands(tmp_path / "c", "fig4a.sh", "asterix", RUNS="/y")
     assert "paths.runs=/y" in sweeps[0]
     assert "--runs /y" in figure
+    environment = {**os.environ, "RUNS": "/z"}
+    command = [SCRIPTS / "paper.sh", "--dry-run", "hydra/launcher=cores"]
+    everything = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    drawn = [line for line in everything.splitlines() if "make_figures" in line]
+    assert [line.split("--runs ")[1].split()[0] for line in drawn] == [
+        f"/z/{figure}" for figure in ("fig2", "fig3", "fig4a", "table10", "fig4b")
+    ]
+
+
+def test_everything_goes_on_past_a_figure_that_fails_and_names_it(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/log\ncase "$*" in *fig4a*) exit 2;; esac\n')
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
+    for program in ("python", "torchrun"):
+        (tmp_path / program).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run([SCRIPTS / "paper.sh"], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (3, "error: these did not end well: fig4a (2)\n")
+    assert "experiment=fig4b" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(("script", "environment"), [("fig4a.sh", "env=breakout"), ("fig4b.sh", "env=humanoid")])

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fire_core.methods import Net
+from harness.config.errors import Diverged
 from harness.training.plasticity import plasticity, resolve_level
 from tests.programs import SMALL, rows
 from tests.units.test_graph import MODELS
@@ -72,3 +73,30 @@ def test_a_boundary_s_row_has_them_before_and_after(tmp_path: Path) -> None:
         assert f"boundary/{key}_after" in row
     assert row["boundary/dfi_after"] < row["boundary/dfi_before"]
     assert row["boundary/weight_stable_rank_after"] > row["boundary/weight_stable_rank_before"]
+
+
+def test_a_hidden_layer_that_is_not_finite_is_no_healthy_one() -> None:
+    """Behind a tanh the features of the last layer are finite all the same."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
+    with torch.no_grad():
+        model[0].bias[1] = torch.inf
+        model[2].weight.clamp_(min=0.1)
+    x, y = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+    with pytest.raises(Diverged, match="the activations of a hidden layer are not finite"):
+        plasticity(Net.of({"model": model}), lambda: F.cross_entropy(model(x), y), "basic")
+
+
+def test_modes_are_restored_by_train_where_a_layer_does_more_than_set_its_flag() -> None:
+    class Merging(nn.Linear):
+        merged = False
+
+        def train(self, mode: bool = True) -> "Merging":
+            self.merged = not mode
+            return super().train(mode)
+
+    model = nn.Sequential(Merging(2, 2), nn.Dropout())
+    model[1].eval()
+    with Net({"model": model}, {}).mode(training=False):
+        assert model[0].merged
+    assert not model[0].merged
+    assert [part.training for part in (model, model[0], model[1])] == [True, True, False]
