@@ -1,6 +1,6 @@
 """The paper's figures 2, 3, 4a and 4b: grids of panels with the runs that fit."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import matplotlib.pyplot as plt
@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis import plotting, style
+from analysis import plotting, rl, style
 from analysis.coinciding import separate
 from analysis.runs import Setting
 
@@ -57,6 +57,7 @@ class Grid:
     rows: tuple[tuple[Panel, ...], ...]
     last_phase: bool = False  # whether only the last phase is drawn, from 0
     program: str = ""  # name of the program whose further settings get panels too; empty: the paper's panels only
+    metric: str = ""  # what a panel shows if all its runs have it; otherwise it shows the runs' main metric
 
 
 ACROSS = 4  # panels in a row of environments or starts, more of which would be too narrow to be read
@@ -82,7 +83,13 @@ GRIDS = (
         last_phase=True,
         program="language",
     ),
-    Grid("figure4a", "DQN on Atari", (tuple(Panel(style.name(game), "rl", game) for game in GAMES),), program="dqn"),
+    Grid(
+        "figure4a",
+        "DQN on Atari",
+        (tuple(Panel(style.name(game), "rl", game) for game in GAMES),),
+        program="dqn",
+        metric=rl.NORMALISED,
+    ),
     Grid("figure4b", "SAC on HumanoidBench", (tuple(Panel(task, "rl", task) for task in TASKS),), program="sac"),
 )
 
@@ -126,7 +133,7 @@ def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette,
         palette: the methods' colours.
         width: "page" or "column"; in a column the panels of a single row are stacked, on a page a long row is broken.
     """
-    chosen = {panel: panel.choose(settings) for row in grid.rows for panel in row}
+    chosen = {panel: in_metric(grid.metric, panel.choose(settings)) for row in grid.rows for panel in row}
     missing = [panel for panel, setting in chosen.items() if setting is None]
     chosen[EMPTY] = None
     panels = with_runs(grid, missing)
@@ -152,10 +159,19 @@ def grid_figure(grid: Grid, settings: Sequence[Setting], palette: style.Palette,
         if any(other is not None and other.x == setting.x for other in below):
             ax.set_xlabel("")
     fitting = [panel.fitting(settings) for row in grid.rows for panel in row]
-    plotting.add_words(figure, footer(grid, shown, missing, plotting.chosen_text(fitting)), page=columns > 1)
+    metrics = {setting.metric for setting in chosen.values() if setting}
+    words = footer(grid, shown, missing, metrics, plotting.chosen_text(fitting))
+    plotting.add_words(figure, words, page=columns > 1)
     plotting.add_legend(figure, *plotting.legend_of(shown, palette), most=6 if columns > 1 else 3)
     separate(figure)
     return figure
+
+
+def in_metric(metric: str, setting: Setting | None) -> Setting | None:
+    """Return a setting that shows a metric, if all its runs have it; otherwise the setting as it is."""
+    if setting is None or not all(metric in run.history for run in setting.runs):
+        return setting
+    return replace(setting, metric=metric)
 
 
 def with_runs(grid: Grid, missing: Sequence[Panel]) -> list[list[Panel]]:
@@ -190,13 +206,14 @@ def fill(axes: Axes, panel: Panel, setting: Setting, palette: style.Palette, las
     return drawn
 
 
-def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel], chosen: str) -> str:
+def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel], metrics: Container[str], chosen: str) -> str:
     """Return the text below a figure: what its lines are, and which of the paper's panels have no runs.
 
     Args:
         grid: the figure's panels.
         shown: what was drawn.
         missing: panels without runs.
+        metrics: what the panels show.
         chosen: the settings of panels that several settings fit, see `plotting.chosen_text`.
     """
     event = "when the method acted" if grid.name.startswith("figure4") else "phase boundaries"
@@ -205,6 +222,8 @@ def footer(grid: Grid, shown: plotting.Drawn, missing: Sequence[Panel], chosen: 
         text += f" Vertical lines: {event}."
     if any(panel.benchmark == "warm_start" for row in grid.rows for panel in row if panel not in missing):
         text += " Thin horizontal lines in panels of warm start: final values of full reset and base."
+    if rl.NORMALISED in metrics:
+        text += " Human-normalised: 0 is random play, 1 a human player."
     if chosen:
         text += f" Of several settings that fit a panel one is shown: {chosen}."
     if missing and len(grid.rows) > 1:

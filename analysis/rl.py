@@ -16,7 +16,7 @@ from analysis.arrays import Floats
 from analysis.estimates import MIN_SEEDS, Estimate, widened_tail
 from analysis.runs import Group, Setting
 
-NORMALISED = "eval/normalized_return"  # human-normalised; raw returns of several environments have no common scale
+NORMALISED = "eval/normalized_return"  # raw returns of several environments have no common scale
 RESAMPLES = 2000
 Scores = Sequence[Floats]  # an array for each environment, (seeds,) or (resamples, seeds)
 

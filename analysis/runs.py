@@ -29,8 +29,11 @@ METRICS = {
     "eval/return": ("Evaluation return", True),
     "train/accuracy": ("Training accuracy", True),
     "train/loss": ("Training loss", False),
+    # (raw - random) / (human - random); no run's main metric, since such a run has eval/return, too
+    "eval/normalized_return": ("Human-normalised return", True),
 }
-DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language", "task/return": "rl", "eval/return": "rl"}
+OF_AGENTS = ("task/return", "eval/return", "eval/normalized_return")
+DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language"} | dict.fromkeys(OF_AGENTS, "rl")
 
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import figures, make_figures, plotting, style
+from analysis import figures, make_figures, plotting, rl, style
 from analysis.coinciding import separate
 from analysis.runs import Setting, settings
 from analysis.sources import load
@@ -209,6 +209,35 @@ def test_panels_of_other_ranges_have_other_scales(tmp_path: Path) -> None:
     tops = [axes.get_ylim()[1] for axes in figure.axes]
     assert tops[1] / tops[0] == pytest.approx(1000, rel=0.01)
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["Asterix (n = 1)", "BeamRider (n = 1)"]
+
+
+def test_atari_is_drawn_in_human_normalised_returns(tmp_path: Path) -> None:
+    """A game whose runs do not have them keeps raw returns, and each axis says what it shows."""
+    for game, is_known in (("asterix", True), ("beam_rider", True), ("CartPole-v1", False)):
+        for method in ("base", "fire"):
+            write_run(tmp_path, method, 0, rows_=returns_of(method, is_known), env={"name": game}, benchmark=None,
+                      dataset=None, program="dqn")  # fmt: skip
+    settings = found(tmp_path)
+    grid = next(grid for grid in figures.GRIDS if grid.name == "figure4a")
+    figure = figures.grid_figure(figures.with_others(grid, settings), settings, style.Palette(["base", "fire"]))
+    assert "0 is random play, 1 a human player" in figure.get_supxlabel().replace("\n", " ")
+    labels = [axes.get_ylabel() for axes in figure.axes]
+    assert labels == ["Human-normalised return", "", "Evaluation return"]
+    known, _, other = (np.array([line.get_ydata() for line in axes.lines[:2]], dtype=float) for axes in figure.axes)
+    np.testing.assert_allclose(known, other / 100)
+
+
+def returns_of(method: str, normalised: bool) -> list[dict[str, float]]:
+    """Return rows of an agent's run: returns of some hundreds and, if asked for, a hundredth of them."""
+    result = []
+    for line in rows(method, 0):
+        row = {key: value for key, value in line.items() if key != "test/accuracy"}
+        if "test/accuracy" in line:
+            row["eval/return"] = 100 * line["test/accuracy"]
+            if normalised:
+                row[rl.NORMALISED] = line["test/accuracy"]
+        result.append(row)
+    return result
 
 
 @pytest.mark.parametrize(
