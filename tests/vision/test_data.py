@@ -300,6 +300,13 @@ def test_the_cache_is_used_and_a_bad_or_stale_one_is_not(tiny_zip, monkeypatch):
     assert load_tiny_imagenet(str(root), md5=md5).train_images[0].min() > 250
 
 
+def test_who_can_read_the_folder_can_read_the_cache(tiny_zip):
+    root, md5 = tiny_zip
+    root.chmod(0o755)
+    load_tiny_imagenet(str(root), md5=md5)
+    assert (root / "tiny-imagenet-200.safetensors").stat().st_mode & 0o777 == 0o644
+
+
 def test_a_cache_that_cannot_be_written_costs_a_warning(tiny_zip, monkeypatch, caplog):
     root, md5 = tiny_zip
 

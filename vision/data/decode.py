@@ -171,6 +171,8 @@ def cached(path: Path, key: str, make: Callable[[], dict[str, Tensor]]) -> dict[
                 return cached_tensors
             tensors = make()
             save_file(tensors, partial_file, metadata={"key": key})
+            # safetensors makes files that only their owner can read; this one is for all who can read its folder.
+            partial_file.chmod(path.parent.stat().st_mode & 0o666)
             partial_file.replace(path)
     except (OSError, SafetensorError) as error:
         log.warning("cannot cache the decoded images at %s (%s): they are decoded at every start", path, error)
