@@ -13,12 +13,13 @@ PAGES = {name: (FOLDER / f"{name}.md").read_text() for name in ("index", "tables
 SETTINGS = ("share 1", "share 0.5", "share 0.25")  # in the order of the columns
 COMPARED = {
     "random labels, 100 % new": ("labels", "share 1"),
+    "permuted pixels": ("permuted_fashion", ""),
     "random labels, 50 % new": ("labels", "share 0.5"),
     "random labels, 25 % new": ("labels", "share 0.25"),
     "CartPole": ("cartpole", ""),
 }
 RIVALS = ("fire", "random_isometry", "full_reset", "snp")  # likewise
-DIGITS = {"labels": 3, "cartpole": 1}
+DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4}
 ROWS = {
     "base: nothing": "base",
     "a new network for each task": "fresh",
@@ -97,7 +98,10 @@ def test_effects_intervals_and_outcomes() -> None:
         place = COMPARED[name] if name else place  # an empty cell repeats the one above
         shown |= {(*place, biases, rival): cell for rival, cell in zip(RIVALS, cells, strict=True) if cell}
     assert shown == told
-    assert outcomes.p_difference[outcomes.stream == "labels"].max() < 1e-4
+    on_labels, on_pixels = (outcomes[outcomes.stream == stream] for stream in ("labels", "permuted_fashion"))
+    assert on_labels.p_difference.max() < 1e-4
+    assert on_pixels[["p_difference", "p_equivalence"]].max(axis=None) < 1e-4
+    assert 0 < on_pixels.low.min() < on_pixels.high.max() < 0.01
 
 
 def test_settings_without_a_loss_are_marked() -> None:
@@ -124,6 +128,21 @@ def test_ends_of_tasks(rows: pd.DataFrame) -> None:
     for setting, (_, *cells) in zip(SETTINGS, lines, strict=True):
         told = [f"{rows.loc[ENDS[name], setting]['task_end/accuracy']:.3f}" for name in names]
         assert cells == told, setting
+
+
+def test_rows_on_permuted_pixels() -> None:
+    runs = pd.read_csv(FOLDER / "permuted_fashion.csv").set_index(["row", "seed"])
+    ends = pd.read_csv(FOLDER / "permuted_fashion.tasks.csv").set_index("row")
+    means = runs.groupby("row")["online/accuracy"].mean()
+    _, *lines = table("tables", "row | accuracy")
+    assert {ROWS[name] for name, *_ in lines} == {*means.index}
+    for name, *cells in lines:
+        row = ROWS[name]
+        part = (means[row] - means.base) / (means.fresh - means.base)
+        left = runs.loc[row].previous_accuracy_after.mean() / runs.loc[row].previous_accuracy_before.mean()
+        last = ends.loc[row].query("task >= 450")["train/accuracy"].mean()
+        words = "guessing" if left < 0.13 else f"{left:.2f}"
+        assert cells == [f"{means[row]:.4f}", f"{last:.3f}", f"{part:.2f}", words], name
 
 
 def test_rows_on_cartpole() -> None:
