@@ -30,12 +30,14 @@ from harness.config.paths import expanded
 from harness.program.outcome import job
 from harness.program.start import run_program
 from harness.run.contents import with_contents
+from harness.run.own_code import digest_of_code, own_source
 from harness.run.identity import check_name, digest
 from language.corpora import VERSION, Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer
 
 log = logging.getLogger(__name__)
+CODE = "_target_ (content)"  # the digest of code of the user's own, which the folder's name has
 BATCH = 500  # documents that are tokenised together
 
 
@@ -77,12 +79,15 @@ def main(config: DictConfig) -> None:
 def corpus_folder(data: Path, options: dict[str, Any], tokenizer: Tokenizer) -> Path:
     """Return the folder of a corpus's token files, named by the corpus, the tokenizer and a digest of the options.
 
-    For a corpus that comes with Python or torch their versions count, too, and that of how we split it.
+    For a corpus that comes with Python or torch their versions count, too, and that of how we split it; for one that
+    code of the user's own makes, this code.
     """
     name = check_name("dataset.name", str(options["name"]))
     made_by = {}
     if options.get("local") and "path" not in options:
         made_by = {"corpora": VERSION, "python": platform.python_version(), "torch": torch.__version__}
+    if (code := own_source(options["_target_"])) is not None:
+        made_by["code"] = digest_of_code(code)
     return data / "language" / f"{name}-{tokenizer.name}-{digest(options | made_by)}"
 
 
@@ -118,7 +123,7 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
 def _fingerprint(data: Path, options: dict[str, Any]) -> str:
     """Return a digest of the existing files and folders that a corpus's options name; empty if there are none."""
     options_and_contents = with_contents(options, data / "language" / ".contents")
-    contents = {key: value for key, value in options_and_contents.items() if key not in options}
+    contents = {key: value for key, value in options_and_contents.items() if key not in {*options, CODE}}
     return digest(contents, 64) if contents else ""
 
 

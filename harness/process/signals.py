@@ -118,6 +118,7 @@ class Preemption:
         self._previous_handlers: dict[signal.Signals, Handler] = {}
         self._repeat: threading.Timer | None = None  # sends the signal once more
         self._repeat_at = math.inf  # seconds of time.monotonic
+        self._interrupts = 0  # how often Ctrl-C was pressed
         self._requeue = False  # whether SIGUSR1 or 2 came, by which Slurm warns of a job's end
 
     def __enter__(self) -> Self:
@@ -135,7 +136,8 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal: remember it, and leave if nothing is left to save or a slow block has had its time."""
-        if self.received == signal.SIGINT and number == signal.SIGINT:
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
             os._exit(130)
         self.received = self.received or signal.Signals(number)
         _asked.append(time.monotonic())

@@ -100,21 +100,6 @@ def git_commit() -> str | None:
     return f"{commit}-dirty" if changed else commit
 
 
-@functools.cache
-def changed_sources() -> frozenset[Path]:
-    """Return this project's source files that were changed since the last commit, or that git does not track.
-
-    It is what this process found when it first asked; empty outside a checkout.
-    """
-    rooms = [f":/{room}" for room in ROOMS]
-    try:
-        top = Path(_git("rev-parse", "--show-toplevel").strip())
-        names = _git("ls-files", "-z", "--full-name", "--modified", "--others", "--exclude-standard", "--", *rooms)
-    except (OSError, subprocess.SubprocessError):
-        return frozenset()
-    return frozenset((top / name).resolve() for name in names.split("\0") if name.endswith(".py"))
-
-
 def _git(*words: str) -> str:
     """Return what a command of git prints about the repository of this code.
 

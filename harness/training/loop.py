@@ -127,10 +127,13 @@ class Loop:
         if ended or due or received:
             self.read_clock()
             self._write(save, ended)
+            (received,) = self.max_over_ranks(self._preemption.received or 0)  # it may have come during a long save
         if received:
             self._leave(received)
         if ended:
             self._preemption.at_once = self._leave
+            if self._preemption.received:  # between the last look and this moment
+                self._leave()
             if self.run is not None and self.learner.step >= self.total_steps:
                 self._warn_of_idle_method()
 

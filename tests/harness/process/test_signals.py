@@ -129,6 +129,29 @@ def test_at_a_boundary_a_signal_leaves_at_once() -> None:
     assert saved == ["within", "end"]
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_signal_during_a_save_counts(ended: bool) -> None:
+    """Also in the save that ends a phase, behind which a sweep's next job or the second phase would begin."""
+    learner = SimpleNamespace(step=7, phase=0, seconds=0.0)
+    with Loop(learner, None, 10, "", shown=False) as loop:
+        loop.max_over_ranks = lambda due, received=None: [due] if received is None else [1, received]
+        loop.advance()
+        with pytest.raises(SystemExit) as left:
+            loop.end_step(lambda: signal.raise_signal(signal.SIGTERM), ended)
+    assert left.value.code == EXIT_PREEMPTED
+
+
+def test_the_second_ctrl_c_leaves_after_another_signal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    with Preemption():
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert codes == []
+        signal.raise_signal(signal.SIGINT)
+        assert codes == [130]
+
+
 def test_slow_checkpoints_come_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, learner = SimpleNamespace(now=0.0), SimpleNamespace(step=7, phase=0, seconds=0.0)
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(monotonic=lambda: clock.now))

@@ -25,6 +25,7 @@ from harness.run.identity import identity, without
 from harness.trained.load import warn_of_changed_code
 from language import corpora, prepare
 from language.tokenizers import get_tokenizer
+from scripts import record_shipped
 from tests.programs import DQN, SAC, SMALL, Program
 from tests.zygote import Zygote
 from vision.data.images import ImageData
@@ -115,15 +116,36 @@ def test_changed_code_of_ones_own_is_another_run(
     assert f"{module} has changed since {folder} was trained" in caplog.text
 
 
-def test_code_of_this_project_and_of_libraries_is_not_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless it is not committed: then it may change while no number of the version does."""
-    mine = Path(fire.__file__).resolve()
-    for targets, changed in (("torch.optim.AdamW", set()), ("fire_core.methods.fire.Fire", set())):
-        monkeypatch.setattr(own_code, "changed_sources", lambda changed=changed: changed)
-        assert own_code.own_source(targets) is None
-    monkeypatch.setattr(own_code, "changed_sources", lambda: {mine})
-    assert own_code.own_source("fire_core.methods.fire.Fire") == mine
-    assert own_code.own_source("no_such_module.Class") is None
+def test_code_as_it_is_shipped_and_libraries_are_not_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edited file of this project is, committed or not: it may change while no number of the version does."""
+    for target in ("torch.optim.AdamW", "fire_core.methods.fire.Fire", "vision.data.load_digits", "no_such.Class"):
+        assert own_code.own_source(target) is None, target
+    others = {**own_code.shipped_digests(), "fire_core/methods/fire.py": "0123456789abcdef"}
+    monkeypatch.setattr(own_code, "shipped_digests", lambda: others)
+    assert own_code.own_source("fire_core.methods.fire.Fire") == Path(fire.__file__).resolve()
+
+
+def test_a_new_file_of_this_project_is_ones_own() -> None:
+    """Whether or not it is committed, and without git."""
+    assert own_code.own_source(f"{HERE}.Loaded") == Path(__file__).resolve()
+
+
+@pytest.mark.parametrize("folder", ["lib/python3/dist-packages", "modules/site-packages"])
+def test_an_installed_package_is_not_ones_own_wherever_it_lies(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / folder
+    packages.mkdir(parents=True)
+    (packages / "installed_for_a_test.py").write_text("class Optimizer: pass\n")
+    monkeypatch.syspath_prepend(packages)
+    assert own_code.source_of("installed_for_a_test.Optimizer") is not None
+    assert own_code.own_source("installed_for_a_test.Optimizer") is None
+
+
+def test_what_is_recorded_as_shipped_is_what_conf_names() -> None:
+    assert own_code.shipped_digests() == record_shipped.digests_of_targets(), (
+        "a file that conf/ names has changed: `python -m scripts.record_shipped`, and raise NUMERICS if numbers move"
+    )
 
 
 @pytest.mark.parametrize("group", ["env", "method", "optimizer"])
@@ -200,6 +222,18 @@ def test_a_changed_source_of_a_corpus_of_ones_own_is_refused(tmp_path: Path) -> 
             prepare.load(tmp_path, options, byte, local)
     file.unlink()  # as of a copy of a hub's, removed to save space once its tokens are made
     prepare.load(tmp_path, options, byte, False)
+
+
+def test_tokens_that_changed_code_of_ones_own_makes_are_prepared_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    module, options = tmp_path / "own_corpus_of_a_test.py", {"_target_": "own_corpus_of_a_test.lines", "name": "mine"}
+    folders = set()
+    for text in ("one", "two", "one"):
+        module.write_text(f"def lines():\n    return '{text}'\n")
+        folders.add(prepare.corpus_folder(tmp_path, options, get_tokenizer("byte")))
+    assert len(folders) == 2
 
 
 # ---- what is remembered
