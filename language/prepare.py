@@ -30,8 +30,8 @@ from harness.config.paths import expanded
 from harness.program.outcome import job
 from harness.program.start import run_program
 from harness.run.contents import with_contents
-from harness.run.own_code import digest_of_code, own_source
 from harness.run.identity import check_name, digest
+from harness.run.own_code import digest_of_code, own_source
 from language.corpora import VERSION, Corpus
 from language.data import SPLITS, TokenFile, open_tokens, write_header
 from language.tokenizers import Tokenizer, get_tokenizer

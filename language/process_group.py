@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.config.config import resolve_device
-from harness.config.errors import Diverged
+from harness.config.errors import ConfigError, Diverged
 from harness.process.console import LOGGERS
 from harness.program.messages import exit_with, user_facing
 
@@ -24,8 +24,19 @@ PATIENCE = timedelta(days=7)
 
 
 def world_size() -> int:
-    """Return the number of processes of the run by torchrun's environment; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    """Return the number of processes of the run by torchrun's environment; 1 without torchrun.
+
+    A container or a scheduler may set WORLD_SIZE alone, where nobody has started several processes.
+
+    Raises:
+        ConfigError: WORLD_SIZE is no number.
+    """
+    if not all(os.environ.get(variable) for variable in ("WORLD_SIZE", "RANK", "MASTER_ADDR")):
+        return 1
+    try:
+        return int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        raise ConfigError(f"WORLD_SIZE in the environment is no number: {os.environ['WORLD_SIZE']!r}") from None
 
 
 Train = TypeVar("Train", bound=Callable[..., Any])
@@ -55,12 +66,16 @@ class ProcessGroup:
             device: as in `device=`; with several processes, `auto` and `cuda` are each process's own GPU.
 
         Raises:
-            ConfigError: the machine has no such device.
+            ConfigError: the machine has no such device, or the environment does not say which is this process's.
         """
         size = world_size()
         if size == 1:
             return cls(0, 1, resolve_device(device))
         if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+            if "LOCAL_RANK" not in os.environ:
+                raise ConfigError(
+                    "LOCAL_RANK is not in the environment: several processes on GPUs are started by torchrun"
+                )
             device = f"cuda:{os.environ['LOCAL_RANK']}"
         own_device = resolve_device(device)
         if not dist.is_initialized():

@@ -50,7 +50,7 @@ def asked_to_leave() -> float | None:
 def start_of_process(process: int) -> str:
     """Return when a process began, in the system's own count; empty if it has ended or the system does not tell."""
     try:
-        fields = Path(f"/proc/{process}/stat").read_text().rsplit(") ", 1)[1].split()
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rsplit(") ", 1)[1].split()
     except (OSError, IndexError):
         return ""
     return "" if fields[0] in "ZX" else fields[19]  # Z, X: a zombie, or dead

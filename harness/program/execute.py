@@ -18,7 +18,7 @@ from harness.config.errors import ConfigError
 from harness.config.paths import expanded, without_folders
 from harness.program.outcome import Outcome, job
 from harness.run.first_phase import shared_first_phase
-from harness.run.folder import Run
+from harness.run.folder import CheckFiles, Run
 from harness.run.gpus import own_gpu
 from harness.run.identity import check_name, digest, one_spelling, own_name
 from harness.run.tracker import Tracker
@@ -78,6 +78,7 @@ class Program(Generic[T]):
             `method`.
         groups: config groups whose names begin the folder's name, such as ("benchmark", "dataset").
         load: `load(config, state)` returns the trained networks as a `harness.trained.load.Trained`.
+        check_files: see `harness.run.folder.Run`.
         processes: the context of a run of several processes. It yields True in the process that keeps the run folder;
             in the others it first does their part of the training, and then yields False.
     """
@@ -86,6 +87,7 @@ class Program(Generic[T]):
     train: Callable[[T, Run, State | None, int | None], dict[str, Any]]
     groups: tuple[str, ...]
     load: Callable[[DictConfig, State], Any]
+    check_files: CheckFiles | None = None
     processes: Callable[[T], contextlib.AbstractContextManager[bool]] = _one_process
 
 
@@ -116,13 +118,22 @@ def execute(config: DictConfig, program: Program[T]) -> float:
         return value
 
 
-def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcome) -> dict[str, Any]:
+def run_to_end(
+    config: DictConfig, program: Program[T], task: T, outcome: Outcome, wait: bool = False
+) -> dict[str, Any]:
     """Train the run of a configuration to its end in its folder, and return its summary, also if it was done before.
 
     With `only_first_phase=true` the shared first phase alone is trained, and the summary holds no result.
 
+    Args:
+        config: the configuration.
+        program: its program.
+        task: what the program has made of the configuration.
+        outcome: is told how the run ends.
+        wait: whether to wait for another process that holds the run, and take its result.
+
     Raises:
-        ConfigError: a name in `groups` cannot be part of a path, another process holds the run, or
+        ConfigError: a name in `groups` cannot be part of a path, another process holds the run and `wait` is False, or
             `only_first_phase=true` where nothing is shared.
         TrainingError: training cannot continue, or a phase's or the run's end could not be written.
     """
@@ -134,7 +145,7 @@ def run_to_end(config: DictConfig, program: Program[T], task: T, outcome: Outcom
             raise ConfigError(f"only_first_phase=true: method={config.method.name} shares none")
         outcome.state = "done"
         return {headline: math.nan, "seconds": 0.0}
-    with new_run(config, program, task, build("tracker", config.tracker, Tracker)) as run:
+    with new_run(config, program, task, build("tracker", config.tracker, Tracker), wait) as run:
         if (summary := run.done) is not None:
             run.rewrite_damaged_files()
             value = summary.get(headline, math.nan)
@@ -190,11 +201,13 @@ def first_phase(config: DictConfig, program: Program[T], task: T) -> tuple[State
     cache = expanded(config.paths.cache)
     label = f"{config.program}-{'-'.join(_names(config, program.groups))}-s{config.seed}"
     options, every = OmegaConf.to_yaml(config, resolve=True), config.checkpoint.every_seconds
-    state, rows = shared_first_phase(cache, label, phase_identity, options, train, task.device, every)
+    state, rows = shared_first_phase(
+        cache, label, phase_identity, options, train, task.device, every, program.check_files
+    )
     return {**state, **NO_METHOD}, rows
 
 
-def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None) -> Run:
+def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker | None, wait: bool = False) -> Run:
     """Return the run of a configuration, not yet open. Its folder's name ends in the digest of the run's identity.
 
     An existing folder of an older version is used instead. Older versions gave 1 and 1.0 two digests, and so two paths
@@ -226,7 +239,9 @@ def new_run(config: DictConfig, program: Program[T], task: T, tracker: Tracker |
         tracker,
         config.checkpoint.every_seconds,
         config.checkpoint.keep,
+        wait,
         headline=task.headline,
+        check_files=program.check_files,
     )
 
 

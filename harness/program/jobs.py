@@ -1,7 +1,8 @@
 """Train many runs as jobs in processes of this machine, for searches and studies.
 
 A job trains one run to its end, as `execute` does: a finished run is skipped and an unfinished one is resumed. Jobs
-that were stopped can therefore be started again as they are.
+that were stopped can therefore be started again as they are. A run that another process trains at the moment, such as
+another search's, is waited for.
 """
 
 import functools
@@ -18,7 +19,7 @@ import joblib
 from harness.config import groups
 from harness.config.errors import EXIT_TRAINING, ConfigError, Diverged, TrainingError, first_line
 from harness.process.console import show_log
-from harness.process.signals import EXIT_PREEMPTED
+from harness.process.signals import EXIT_PREEMPTED, exit_on_signals
 from harness.process.workers import Lost, Workers
 from harness.program.by_name import program_of
 from harness.program.execute import new_run, run_to_end
@@ -87,6 +88,7 @@ def run_jobs(jobs: Iterable[Job], workers: int | None = None) -> Iterator[Ended]
             ran out). Raised at the end, after all other jobs have run.
         SystemExit: a job, or this process, was stopped by a signal.
     """
+    exit_on_signals()
     workers, waiting_jobs = workers or joblib.cpu_count(), iter(jobs)
     errors_of_jobs, interrupted_jobs = list[BaseException](), list[TrainingError]()
 
@@ -133,7 +135,7 @@ def run_job(job: Job) -> Ended:
             task = program.make_task(config)
             folder, state = new_run(config, program, task, None).folder, "done"
             try:
-                run_to_end(config, program, task, Outcome(""))
+                run_to_end(config, program, task, Outcome(""), wait=True)
             except Diverged:
                 state = "diverged"
         return ending(state, folder, time.process_time() - began)

@@ -69,7 +69,7 @@ def job(config: DictConfig) -> Iterator[Outcome]:
             refuse_another_folder()
             outcome.tuned = tuned_values_taken(HydraConfig.get().runtime, given_overrides())
         yield outcome
-    except SystemExit:
+    except (SystemExit, KeyboardInterrupt):
         outcome.state = "stopped"
         outcome.result = RESUME
         raise

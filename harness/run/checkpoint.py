@@ -68,7 +68,8 @@ def save(folder: Path, step: int, state: dict[str, Any], identity: dict[str, Any
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:012d}-{digest}.pt"
     write_atomically(path, buffer.getbuffer())
-    remove_old(folder, keep)
+    with contextlib.suppress(OSError, TrainingError):  # the checkpoint is written; the next save removes what stays
+        remove_old(folder, keep)
     return path
 
 

@@ -44,7 +44,7 @@ def command() -> list[str]:
     """Return the words of the command that started this process, or in a worker the command of its driver."""
     driver = Path(f"/proc/{os.getppid()}/cmdline")
     if any("multiprocessing" in word or "loky" in word for word in sys.orig_argv) and driver.exists():
-        return driver.read_text().split("\0")[1:-1]
+        return driver.read_text(errors="replace").split("\0")[1:-1]
     return sys.orig_argv[1:]
 
 

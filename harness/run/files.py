@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -51,7 +52,8 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     Raises:
         OSError: the disk is full or read-only; the old file is as it was.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Two containers that share a disk may each have a process of this number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

@@ -14,7 +14,7 @@ import torch
 
 from harness.config.errors import TrainingError
 from harness.run.files import reading
-from harness.run.folder import Run
+from harness.run.folder import CheckFiles, Run
 from harness.run.identity import digest
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ def shared_first_phase(
     train: Callable[[Run], dict[str, Any]],
     device: torch.device | str = "cpu",
     every_seconds: float = 60.0,
+    check_files: CheckFiles | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return the trainer's state after the first phase, and the phase's rows; train it here if the cache lacks it.
 
@@ -43,6 +44,7 @@ def shared_first_phase(
             must write a checkpoint at the phase's end, since the state is read back from there.
         device: the device of the state's tensors.
         every_seconds: seconds between checkpoints while training.
+        check_files: see `harness.run.folder.Run`.
 
     Returns:
         The trainer's state from the entry's last checkpoint, with the entry's folder as `origin`; and the text of the
@@ -53,7 +55,14 @@ def shared_first_phase(
     """
     folder = cache / f"{name}-{digest(phase_identity, 12)}"
     with Run(
-        folder, phase_identity, config_yaml, every_seconds=every_seconds, keep=1, wait=True, option="paths.cache"
+        folder,
+        phase_identity,
+        config_yaml,
+        every_seconds=every_seconds,
+        keep=1,
+        wait=True,
+        option="paths.cache",
+        check_files=check_files,
     ) as entry:
         if entry.done is not None:
             if cached := _read(entry, device):

@@ -15,13 +15,14 @@
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +38,12 @@ from harness.run.lock import PAUSE, Held, Lock
 from harness.run.tracker import Tracker
 
 log = logging.getLogger(__name__)
+CheckFiles = Callable[[Path, dict[str, Any]], None]
+# A disk that is full or does not answer, or a limit of the process: the same command may succeed later.
+MAY_PASS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}
+    | {errno.ETIMEDOUT, errno.ENOLCK, errno.EHOSTDOWN, errno.ENOTCONN, errno.EREMOTEIO}
+)
 NAMED_AFTER = 1.0  # seconds; who takes a lock names itself in it a moment later
 
 
@@ -53,6 +60,8 @@ class Run:
         wait: whether to wait for another process that holds the run; otherwise a ConfigError is raised.
         headline: name of the summary's number that is shown; None if there is none.
         option: the option that says where the folder lies, for messages.
+        check_files: `check_files(folder, trainer)` raises a ValueError if a file of the folder that a checkpoint's
+            trainer state needs, such as a part of a replay, is missing or damaged; None if it needs none.
     """
 
     def __init__(
@@ -66,6 +75,7 @@ class Run:
         wait: bool = False,
         headline: str | None = None,
         option: str = "paths.runs",
+        check_files: CheckFiles | None = None,
     ) -> None:
         self.folder = folder
         self.identity = identity
@@ -76,6 +86,7 @@ class Run:
         self.wait = wait
         self.headline = headline
         self.option = option
+        self.check_files = check_files
         self._mirrors = False  # whether the tracker was started; that of a run that is done already is not
         self._lock = Lock(folder / ".lock")
         self._pending: list[str] = []  # rows that could not be written yet (disk full)
@@ -127,8 +138,10 @@ class Run:
             self._mirror("finish")
         self._lock.release()
 
-    def _cannot_write(self, error: OSError) -> ConfigError:
-        return ConfigError(f"cannot write to {self.folder}: {error.strerror or error} (see {self.option}=)")
+    def _cannot_write(self, error: OSError) -> ConfigError | TrainingError:
+        """Return the error to raise: of a system that may allow it later, or of an option that must be changed."""
+        kind = TrainingError if error.errno in MAY_PASS else ConfigError
+        return kind(f"cannot write to {self.folder}: {error.strerror or error} (see {self.option}=)")
 
     # ---- state: finished, to be resumed, or new
 
@@ -188,18 +201,22 @@ class Run:
     def rewrite_damaged_files(self) -> None:
         """Rewrite damaged identity.json and config.yaml of a finished run, whose content this process knows.
 
-        A damaged env.json cannot be rewritten; it is renamed.
+        A damaged env.json cannot be rewritten; it is renamed. Of the checkpoints the last one stays, also if the run
+        was killed before it had removed the others.
         """
         identity = self._identity_json()
         with contextlib.suppress(OSError):
-            if _is_damaged(self.folder / "identity.json", identity):
+            if not _holds_json(self.folder / "identity.json", identity):
                 write_atomically(self.folder / "identity.json", identity)
         with contextlib.suppress(OSError):
-            if _is_damaged(self.folder / "config.yaml"):
+            if not _holds_a_mapping(self.folder / "config.yaml"):
                 write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
         with contextlib.suppress(OSError):
-            if _is_damaged(self.folder / "env.json"):
+            env_file = content_of(self.folder / "env.json")
+            if env_file is not None and _starts_in(env_file) is None:
                 self._put_env_aside()
+        with contextlib.suppress(OSError, TrainingError):
+            checkpoint.remove_old(self.folder / "checkpoints", keep=1)
 
     def resume(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """Prepare the folder for training and return the state to resume from; None for a run that starts.
@@ -208,7 +225,7 @@ class Run:
 
         Raises:
             TrainingError: a file of the run cannot be read at the moment; nothing was changed.
-            ConfigError: the folder cannot be written.
+            ConfigError: the folder cannot be written; a TrainingError where it may be possible later.
         """
         state = self.newest_state(device)
         self._pending.clear()
@@ -270,7 +287,7 @@ class Run:
 
         Raises:
             TrainingError: the env.json of `other` cannot be read at the moment.
-            ConfigError: the folder cannot be written.
+            ConfigError: the folder cannot be written; a TrainingError where it may be possible later.
         """
         with reading(other / "env.json"):
             shared_starts = _starts_in(content_of(other / "env.json") or b"")
@@ -286,7 +303,13 @@ class Run:
 
     def newest_state(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """Return the content of the newest checkpoint that is undamaged and fits the run and its rows, or None."""
-        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device, self._check_rows)
+        return checkpoint.load_newest(self.folder / "checkpoints", self.identity, device, self._check)
+
+    def _check(self, state: dict[str, Any]) -> None:
+        """Raise a ValueError unless the folder's other files are as a checkpoint needs them."""
+        self._check_rows(state)
+        if self.check_files is not None:
+            self.check_files(self.folder, state["trainer"])
 
     def _check_rows(self, state: dict[str, Any]) -> None:
         """Raise a ValueError unless metrics.jsonl has all rows that were written before a checkpoint."""
@@ -387,10 +410,7 @@ class Run:
             "metrics_sha256": self._digest.hexdigest(),
             "last_row_step": self._last_step,
         }
-        try:
-            checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
-        except RuntimeError as error:  # torch.save raises a RuntimeError for a failed write
-            raise OSError(str(error).split("\n")[0]) from error
+        checkpoint.save(self.folder / "checkpoints", step, state, self.identity, self.keep)
 
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as done, and remove all its checkpoints but the last.
@@ -458,23 +478,19 @@ def _starts_in(env_file: bytes) -> list[Mapping[str, Any]] | None:
     return starts if are_environments else None
 
 
-def _is_damaged(path: Path, content: bytes | None = None) -> bool:
-    """Return whether a file must be written again.
-
-    Args:
-        path: a .json or .yaml file.
-        content: the JSON that it must hold; None: any YAML mapping or env.json will do, and a missing env.json too.
-
-    Raises:
-        OSError: it cannot be read at the moment.
-    """
-    if (data := content_of(path)) is None:
-        return path.suffix != ".json" or content is not None
+def _holds_json(path: Path, content: bytes) -> bool:
+    """Return whether a file exists and holds the same JSON as `content`; an OSError if it cannot be read now."""
+    data = content_of(path)
     try:
-        if content is not None:
-            return bool(json.loads(data) != json.loads(content))
-        if path.name == "env.json":
-            return _starts_in(data) is None
-        return not isinstance(yaml.safe_load(data), dict)
+        return data is not None and bool(json.loads(data) == json.loads(content))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _holds_a_mapping(path: Path) -> bool:
+    """Return whether a YAML file exists and holds a mapping; an OSError if it cannot be read now."""
+    data = content_of(path)
+    try:
+        return data is not None and isinstance(yaml.safe_load(data), dict)
     except (ValueError, RecursionError, yaml.YAMLError):
-        return True
+        return False

@@ -23,7 +23,8 @@ def run_command(main: Callable[[str, T], None], options: type[T], usage: str) ->
         usage: the text that `--help` prints.
 
     Raises:
-        SystemExit: 2 for an option, 3 if a file cannot be read or a run not be played, 130 after Ctrl-C.
+        SystemExit: 2 for an option, 3 if a file of the run cannot be read or the run not be played, 1 if any other file
+            cannot be read or written, 130 after Ctrl-C.
     """
     keep_output()
     words = sys.argv[1:]

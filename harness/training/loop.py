@@ -129,7 +129,7 @@ class Loop:
             self._write(save, ended)
             (received,) = self.max_over_ranks(self._preemption.received or 0)  # it may have come during a long save
         if received:
-            self._leave(received)
+            self._leave(signal.Signals(received))
         if ended:
             self._preemption.at_once = self._leave
             if self._preemption.received:  # between the last look and this moment
@@ -142,9 +142,10 @@ class Loop:
         if reason := self.learner.method.idle_reason():
             log.warning("a method has never acted in %s (%s)", self.run.folder if self.run else "", reason)
 
-    def _leave(self, received: int | None = None) -> NoReturn:
+    def _leave(self, received: signal.Signals | None = None) -> NoReturn:
         """Log which signal stopped the run, and exit; `received` is another rank's where this one has received none."""
-        name = signal.Signals(received or self._preemption.received or 0).name
+        stopped_by = received or self._preemption.received
+        name = stopped_by.name if stopped_by else "a signal"
         log.warning("%sstopped by %s at step %d", self._folder(after=": "), name, self.learner.step)
         self._preemption.leave()
 

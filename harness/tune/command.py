@@ -45,6 +45,7 @@ from harness.config.errors import ConfigError, near
 from harness.config.given import lr_is_idle, own_rate
 from harness.config.groups import choices, compose_with_hydra, groups_of
 from harness.config.paths import expanded, place
+from harness.process.signals import exit_on_signals
 from harness.program.by_name import MODULES, program_of
 from harness.program.execute import new_run
 from harness.program.messages import exit_code, library_error, one_line, user_facing, wants_traceback
@@ -96,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & {*argv}:
         print(__doc__)
         return 0
+    exit_on_signals()
     try:
         request = read_request(argv)
         check_writable(request)

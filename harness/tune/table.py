@@ -110,7 +110,10 @@ def append(path: Path, trial: Trial, seeds: Sequence[int], program: str) -> None
     ]
     with Lock(path.with_name(f".{path.name}.lock")):
         is_new = not path.exists()
-        text = io.StringIO("" if is_new else path.read_text(encoding="utf-8"))
+        rows_so_far = "" if is_new else path.read_text(encoding="utf-8")
+        if rows_so_far and not rows_so_far.endswith("\n"):
+            rows_so_far += "\n"  # some editors leave out the last one
+        text = io.StringIO(rows_so_far)
         text.seek(0, io.SEEK_END)
         writer = csv.writer(text, lineterminator="\n")
         known = csv.reader(io.StringIO(text.getvalue()))

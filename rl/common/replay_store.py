@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from harness.config.errors import TrainingError
-from harness.run.files import write_atomically
+from harness.run.files import reading, write_atomically
 
 DIGITS = 32  # how many digits of the digest are in the file name
 
@@ -157,6 +157,24 @@ class RingStore:
         if _read_intact(self.folder / name) is None:
             write_atomically(self.folder / name, data)
         return name
+
+
+def check_segments(run_folder: Path, state: dict[str, Any]) -> None:
+    """Check the segments of the replay that a checkpoint of an agent names.
+
+    Args:
+        run_folder: the run's folder.
+        state: the trainer's state; its `origin`, where it has one, may have segments that the folder lacks.
+
+    Raises:
+        ValueError: one is missing or damaged.
+        TrainingError: one cannot be read at the moment.
+    """
+    folders = [run_folder / "replay", *([Path(state["origin"]) / "replay"] if "origin" in state else [])]
+    for name in state["replay"]["segments"]:
+        with reading(run_folder):
+            if all(_read_intact(folder / name) is None for folder in folders):
+                raise ValueError(f"the replay's segment {name} is missing or damaged")
 
 
 def _rows(ring: Ring, env: int, start: int, stop: int) -> dict[str, np.ndarray]:

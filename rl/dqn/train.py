@@ -29,7 +29,7 @@ from harness.training.firing import start
 from harness.training.loop import Loop
 from rl.common.boundary import update_targets
 from rl.common.learner import ask_trigger
-from rl.common.replay_store import RingStore
+from rl.common.replay_store import RingStore, check_segments
 from rl.dqn.episodes import Step
 from rl.dqn.frames import Batch
 from rl.dqn.learner import Learner, greedy_actions, to_device
@@ -104,7 +104,7 @@ def train(task: Task, run: Run, state: dict[str, Any] | None, stop: int | None =
     return learner.summary()
 
 
-PROGRAM = Program(Task.from_config, train, groups=("env",), load=load)
+PROGRAM = Program(Task.from_config, train, groups=("env",), load=load, check_files=check_segments)
 
 
 def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> None:

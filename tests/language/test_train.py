@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from harness.config.errors import ConfigError
+from language import process_group
 from language.task import Task
 from tests.language.conftest import Runs
 from tests.programs import LANGUAGE, assert_same, final_state, only_run, rows, same, wait_for
@@ -284,3 +285,18 @@ def test_accumulation_must_be_dealt_out(runs, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="accumulation=3 batches cannot be dealt to 2 processes"):
         task_of(runs, "accumulation=3")
+
+
+def test_a_number_of_processes_without_processes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers and schedulers may set WORLD_SIZE although nobody has started several processes."""
+    for variable in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(variable, raising=False)
+    for size in ("", "2"):
+        monkeypatch.setenv("WORLD_SIZE", size)
+        assert process_group.world_size() == 1
+    for variable in ("RANK", "MASTER_ADDR"):
+        monkeypatch.setenv(variable, "1")
+    assert process_group.world_size() == 2
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigError, match="WORLD_SIZE in the environment is no number: 'two'"):
+        process_group.world_size()

@@ -13,7 +13,7 @@ PAGES = {name: (FOLDER / f"{name}.md").read_text() for name in ("index", "tables
 SETTINGS = ("share 1", "share 0.5", "share 0.25")  # in the order of the columns
 COMPARED = {
     "random labels, 100 % new": ("labels", "share 1"),
-    "permuted pixels": ("permuted_fashion", ""),
+    "permuted Fashion-MNIST": ("permuted_fashion", ""),
     "random labels, 50 % new": ("labels", "share 0.5"),
     "random labels, 25 % new": ("labels", "share 0.25"),
     "CartPole": ("cartpole", ""),

@@ -4,14 +4,16 @@ import errno
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.config.errors import ConfigError, TrainingError
-from harness.program.jobs import Job, run_jobs
+from harness.program.jobs import Job, run_job, run_jobs
 from harness.run.folder import Run
+from harness.run.lock import Lock
 from tests.programs import alive, assert_same, lines, wait_for
 from tests.zygote import Zygote
 
@@ -41,6 +43,16 @@ def test_jobs_end_as_runs_alone_and_diverged_ones_leave_the_others(tmp_path: Pat
     (again,) = run_jobs(jobs[:1], workers=1)
     assert (again.folder, again.state) == (ended[0].folder, "done")
     assert (again.folder / "DONE").stat().st_mtime_ns == made, "a finished run is skipped"
+
+
+def test_a_run_that_another_process_trains_is_waited_for(tmp_path: Path) -> None:
+    """As of two searches side by side that share a trial; the other's result is taken."""
+    (once,) = run_jobs([job(tmp_path, "seed=1")], workers=1)
+    with ThreadPoolExecutor(1) as pool, Lock(once.folder / ".lock"):
+        again = pool.submit(run_job, job(tmp_path, "seed=1"))
+        wait([again], timeout=0.5)
+        assert not again.done()
+    assert again.result().state == "done"
 
 
 @pytest.mark.parametrize(

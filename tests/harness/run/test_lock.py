@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import harness.run.folder
-from harness.config.errors import ConfigError
+from harness.config.errors import ConfigError, TrainingError
 from harness.process.signals import is_alive
 from harness.run.folder import Run
 from harness.run.lock import SWEEP_LOG, Held, Lock, Owner
@@ -73,6 +74,21 @@ def test_a_job_of_the_same_sweep_is_waited_for(
         monkeypatch.setenv(SWEEP_LOG, str(tmp_path / "another sweep"))
         with pytest.raises(ConfigError, match="is being trained by another process"):
             Run(tmp_path / "run", {}, "").__enter__()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.ENOSPC, TrainingError), (errno.ESTALE, TrainingError), (errno.EROFS, ConfigError)]
+)
+def test_a_disk_that_is_full_at_the_start_is_no_wrong_option(
+    number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def acquire(lock: Lock) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Lock, "acquire", acquire)
+    with pytest.raises(kind, match=re.escape(os.strerror(number))) as raised:
+        Run(tmp_path / "run", {}, "").__enter__()
+    assert type(raised.value) is kind
 
 
 def test_who_has_just_taken_the_lock_gets_a_moment_to_name_itself(tmp_path: Path) -> None:

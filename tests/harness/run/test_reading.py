@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.config.errors import ConfigError, Diverged, TrainingError
-from harness.program.messages import exit_code, user_facing
+from harness.program.messages import exit_code
 from harness.run import checkpoint
 from tests.programs import DQN, SMALL, assert_same
 
@@ -138,8 +138,12 @@ def test_the_exit_code_says_that_the_same_command_may_go_on() -> None:
     assert exit_code(FileNotFoundError(errno.ENOENT, "No such file", "x")) == 2
 
 
-def test_nor_is_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("method=redo", "cache=off", "total_steps=300", "checkpoint.every_seconds=0")
+AGENT = ("method=redo", "cache=off", "total_steps=300", "checkpoint.every_seconds=0")
+
+
+@pytest.fixture
+def stopped_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run of an agent that was stopped after its fourth checkpoint."""
     steps = iter(range(4))
     real = checkpoint.save
 
@@ -150,11 +154,15 @@ def test_nor_is_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(checkpoint, "save", save)
     with pytest.raises(KeyboardInterrupt):
-        DQN.run(tmp_path, *options)
+        DQN.run(tmp_path, *AGENT)
     monkeypatch.undo()
     (folder,) = (tmp_path / "dqn").iterdir()
-    before = content(folder)
     assert list((folder / "replay").iterdir())
+    return folder
+
+
+def test_nor_is_a_replay(stopped_agent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(stopped_agent)
     real_read = Path.read_bytes
 
     def read(path: Path) -> bytes:
@@ -163,14 +171,31 @@ def test_nor_is_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return real_read(path)
 
     monkeypatch.setattr(Path, "read_bytes", read)
-    with pytest.raises(OSError, match="Input/output error") as error:
-        DQN.run(tmp_path, *options)
-    assert user_facing(error.value)
+    with pytest.raises(TrainingError, match="Input/output error"):
+        DQN.run(tmp_path, *AGENT)
     monkeypatch.undo()
-    after = content(folder)
+    after = content(stopped_agent)
     assert {name: after[name] for name in before if "replay" in name or "checkpoints" in name} == {
         name: data for name, data in before.items() if "replay" in name or "checkpoints" in name
     }
+
+
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_where_a_part_of_the_replay_is_damaged_the_checkpoint_before_is_used(
+    is_missing: bool, stopped_agent: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest, before = checkpoint.newest_first(stopped_agent / "checkpoints")
+    needed, needed_before = (
+        {*checkpoint.read(path)["state"]["trainer"]["replay"]["segments"]} for path in (newest, before)
+    )
+    part = stopped_agent / "replay" / min(needed - needed_before)
+    if is_missing:
+        part.unlink()
+    else:
+        part.write_bytes(part.read_bytes()[:-1])
+    DQN.run(tmp_path, *AGENT)
+    assert f"the replay's segment {part.name} is missing or damaged): taking the one before it" in caplog.text
+    assert (stopped_agent / "DONE").exists()
 
 
 @pytest.mark.parametrize(

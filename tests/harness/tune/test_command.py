@@ -20,6 +20,7 @@ from harness.config import groups
 from harness.config.build import build
 from harness.config.errors import ConfigError, TrainingError
 from harness.config.groups import CONF
+from harness.tune import command
 from harness.tune.command import Request, main, read_request, write_winner
 from harness.tune.search import effective, idle_in_runs, score, search_space, tune
 from harness.tune.space import trials
@@ -444,6 +445,27 @@ def test_a_table_that_was_cut_short_is_refused(tmp_path: Path) -> None:
     table.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="is damaged, or no table of a search"):
         read_trials(table, "ab", "base", (7, 8))
+
+
+def test_a_table_without_its_last_line_s_end_is_gone_on_with(tmp_path: Path) -> None:
+    """Some editors leave it out."""
+    table = tmp_path / "t.csv"
+    append(table, Trial("ab", "base", 0, "lr=0.1", (0.5, 0.25)), (7, 8), "vision")
+    table.write_text(table.read_text().rstrip("\n"))
+    append(table, Trial("ab", "base", 1, "lr=0.2", (0.5, 0.5)), (7, 8), "vision")
+    assert [*read_trials(table, "ab", "base", (7, 8))] == [0, 1]
+
+
+def test_a_signal_before_the_first_run_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "read_request", lambda argv: signal.raise_signal(signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["program=vision"]) == 75
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capsys.readouterr().err == "stopped: the same command goes on\n"
 
 
 def test_a_table_with_a_changed_digit_or_a_row_twice_is_refused(tmp_path: Path) -> None:
