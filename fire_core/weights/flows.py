@@ -65,6 +65,7 @@ class Flow:
         is_joined: whether other tensors stand beside the layer's output in it.
         side_by_side: which outputs it consists of, if it is nothing but whole outputs of layers that were joined.
         steps: the names of the functions of each number by itself that it went through since the layer.
+        is_sample: whether one place was taken along its first axis, of which it is not known what the next one is.
         number: a number that equal expressions share; 0 if it has none yet.
     """
 
@@ -77,6 +78,7 @@ class Flow:
     is_joined: bool = False
     side_by_side: SideBySide | None = None
     steps: frozenset[str] = frozenset()
+    is_sample: bool = False
     number: int = field(default=0, compare=False)
 
 
@@ -176,6 +178,13 @@ class Partial:
     kwargs: dict[str, Any] = field(compare=False)
 
 
+@dataclass(frozen=True)
+class Mapped:
+    """A function that `torch.vmap` calls with each place of its arguments along their first axis."""
+
+    function: Any
+
+
 @dataclass(eq=False)
 class Instance:
     """An object of a class with Python code of its own that a forward pass makes, such as a distribution."""
@@ -223,7 +232,7 @@ class Place(ast.AST):
 def callable_value(value: Any) -> bool:
     """Return whether a value of the reading can be called."""
     return (
-        isinstance(value, (nn.Module, BoundMethod, Inner, Partial))
+        isinstance(value, (nn.Module, BoundMethod, Inner, Partial, Mapped))
         or inspect.isfunction(value)
         or inspect.ismethod(value)
     )
@@ -288,6 +297,13 @@ def with_notes(value: Any, notes: Notes) -> Any:
 def with_step(value: Any, step: str) -> Any:
     """Return a tensor to which something more was done, number by number; any other value unchanged."""
     return replace(value, steps=value.steps | {step}) if isinstance(value, Flow) else value
+
+
+def as_sample(value: Any, is_sample: bool) -> Any:
+    """Return tensors of which one place along the first axis was taken, or of which all places are together again."""
+    if isinstance(value, Flow):
+        return altered(value, is_sample=is_sample) if value.is_open and value.is_sample != is_sample else value
+    return type(value)(as_sample(item, is_sample) for item in value) if type(value) in (tuple, list) else value
 
 
 def is_tensor(value: Any) -> bool:

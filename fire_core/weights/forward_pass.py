@@ -104,7 +104,8 @@ class _Watch(TorchFunctionMode):
         self._row_steps = {weight.untyped_storage().data_ptr(): weight.stride()[0] for weight in matrices}
         not_empty = [weight for weight in weights if weight.numel()]
         self._weight_of_storage = {weight.untyped_storage().data_ptr(): id(weight) for weight in not_empty}
-        self._casts: list[Tensor] = []
+        # From the memory of a cast or copy of a weight to it, which must stay alive, and to what it was made of.
+        self._casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.weights = list(weights)
         self.seen: dict[int, Products] = {id(weight): [] for weight in weights}
         self.together: set[int] = set()
@@ -120,7 +121,7 @@ class _Watch(TorchFunctionMode):
             self._attention(args, kwargs)
         if name in _MATRIX_PRODUCTS:
             for value in nested_tensors((args, kwargs)):
-                if (key := self._weight_in(value)) is not None:
+                if (key := self._weight_in(value)) is not None and not self._was_written_to(value):
                     self.multiplied.add(key)
                     if self._is_reshaped(value):
                         self.reshaped.add(key)
@@ -135,7 +136,7 @@ class _Watch(TorchFunctionMode):
                 self._weight_of_storage[result.untyped_storage().data_ptr()] = cast_weight
                 if args[0].shape == result.shape and args[0].ndim > 1:
                     self._row_steps.setdefault(result.untyped_storage().data_ptr(), result.stride()[-2])
-                self._casts.append(result)  # kept alive, so that no other tensor gets this memory
+                self._casts.setdefault(result.untyped_storage().data_ptr(), (result, args[0]))
         if name in _TAKES_PARTS and self.lines and torch.is_grad_enabled():
             self._note_parts(result)
         return result
@@ -148,6 +149,11 @@ class _Watch(TorchFunctionMode):
             return self._weight_of_storage.get(value.untyped_storage().data_ptr())
         except (RuntimeError, NotImplementedError):
             return None
+
+    def _was_written_to(self, value: Tensor) -> bool:
+        """Return whether a tensor is a copy of a weight that has got other numbers since, as by `w[mask] = 0`."""
+        cast, original = self._casts.get(value.untyped_storage().data_ptr(), (value, value))
+        return cast is not original and not torch.equal(cast.detach(), original.detach().to(cast.dtype))
 
     def _is_reshaped(self, value: Tensor) -> bool:
         """Return whether a view of a matrix has other rows: no step along it leads from one of its rows to the next.
@@ -445,7 +451,7 @@ def copy_of(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
         return existing
     # `fully_shard` replaces the class of a module by a subclass of its own.
     kind: Any = next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP"))
-    new: nn.Module = kind.__new__(kind)
+    new: nn.Module = object.__new__(kind)  # as torch.fx's own `__new__` makes another class, without the forward pass
     twins[id(module)] = new
     vars(new).update(vars(nn.Module()), training=False)
     for key, p in module._parameters.items():

@@ -22,6 +22,7 @@ from fire_core.weights.flows import (
     FunctionContext,
     Inner,
     Instance,
+    Mapped,
     Partial,
     Parts,
     Rest,
@@ -32,6 +33,7 @@ from fire_core.weights.flows import (
     Weight,
     agreed,
     altered,
+    as_sample,
     callable_value,
     copied_containers,
     flows_in,
@@ -54,7 +56,7 @@ from fire_core.weights.syntax_trees import (
     source_of,
 )
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
-from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
+from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations, writes_in_place
 from fire_core.weights.topology import is_layer
 
 if TYPE_CHECKING:
@@ -356,6 +358,9 @@ class FunctionReading:
             case ast.Subscript():
                 base = self._value_of(target.value)
                 self.tensors.overwrite(base, node)
+                if isinstance(base, Weight) and isinstance(target.value, ast.Name):  # `w = weight.clone(); w[i] = 0`
+                    self.names[target.value.id] = self.tensors.changed_weight(base, node)
+                    return
                 if isinstance(base, (list, dict)) and isinstance(key := self._value_of(target.slice), (int, str)):
                     if isinstance(base, dict) or -len(base) <= int(key) < len(base):
                         base[key] = value  # type: ignore[index]
@@ -395,7 +400,7 @@ class FunctionReading:
         starred = next((i for i, target in enumerate(targets) if isinstance(target, ast.Starred)), None)
         items = self.items_of(value, len(targets), getattr(node, "value", node))
         if items is None and starred is None and isinstance(value, Unknown):
-            items = [self.reader.numbered(Unknown(), "item", value, i) for i in range(len(targets))]
+            items = self.reader.unknown_items(value, len(targets))
         if items is not None and any(isinstance(item, Rest) for item in items):
             items = [Unknown() for _ in targets] if len(items) == 1 else None
         if items is None or (starred is None and len(items) != len(targets)):
@@ -712,6 +717,7 @@ class FunctionReading:
             elif isinstance(value, dict):
                 kwargs |= {key: v for key, v in value.items() if isinstance(key, str)}
         result = self.call_value(callee, args, kwargs, node)
+        self._note_write_to_copy(node, callee)
         arguments, name = [*args, *kwargs.values()], attribute_or(callee, "__name__")
         if isinstance(callee, BoundMethod):
             arguments, name = [callee.instance, *arguments], callee.name
@@ -723,6 +729,13 @@ class FunctionReading:
         if isinstance(callee, nn.Module) and isinstance(value, Flow) and is_layer(callee):
             self.reader.fresh.add(value.number)
         return value
+
+    def _note_write_to_copy(self, node: ast.Call, callee: Any) -> None:
+        """Let a variable that holds a weight, or its copy, hold a changed one after a method such as `w.clamp_()`."""
+        owner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        is_method = isinstance(callee, BoundMethod) and isinstance(callee.instance, Weight)
+        if is_method and isinstance(owner, ast.Name) and writes_in_place(callee.name):
+            self.names[owner.id] = self.tensors.changed_weight(callee.instance, node)
 
     def call_value(self, callee: Any, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a called value returns: a module, a method, a function of the model's code or of torch."""
@@ -737,6 +750,9 @@ class FunctionReading:
             return self.call_value(callee.func, [*callee.args, *args], {**callee.keywords, **kwargs}, node)
         if isinstance(callee, Partial):
             return self.call_value(callee.function, [*callee.args, *args], {**callee.kwargs, **kwargs}, node)
+        if isinstance(callee, Mapped):
+            result = self.call_value(callee.function, [as_sample(arg, True) for arg in args], kwargs, node)
+            return as_sample(result, False)
         if isinstance(callee, GETTERS):
             return self.pythons.call_getter(callee, args, node)
         if inspect.ismethod(callee) and isinstance(callee.__self__, nn.Module):
@@ -794,6 +810,15 @@ class FunctionReading:
         if name == "checkpoint" and args and callable_value(args[0]):
             of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
             return self.call_value(args[0], args[1:], of_function, node)
+        if name == "vmap" and args and callable_value(args[0]):
+            return Mapped(args[0])
+        if name == "fork" and args and callable_value(args[0]):  # of torch.jit; its `wait` returns the result
+            return self.call_value(args[0], args[1:], kwargs, node)
+        if name == "wait" and args:
+            return args[0]
+        if name == "cond" and len(args) > 2 and all(map(callable_value, args[1:3])):
+            operands = list(args[3]) if len(args) > 3 and isinstance(args[3], (tuple, list)) else []
+            return self._after_either(*(self.call_value(branch, operands, {}, node) for branch in args[1:3]))
         return self.tensors.call(name, args, kwargs, node)
 
 

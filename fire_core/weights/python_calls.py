@@ -203,7 +203,9 @@ class PythonCalls:
         lists = [self._items_or_escape(arg, name) for arg in args]
         if name == "zip":
             longest = max((len(items or ()) for items in lists), default=0)
-            return [*zip(*([Unknown()] * longest if items is None else items for items in lists), strict=False)]
+            unknown = self.reading.reader.unknown_items
+            rows = [unknown(arg, longest) if items is None else items for arg, items in zip(args, lists, strict=True)]
+            return [*zip(*rows, strict=False)]
         if name == "chain":
             return [item for items in lists for item in (items or [Rest()])]
         first = lists[0] if lists else None

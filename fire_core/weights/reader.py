@@ -240,6 +240,9 @@ class Reader:
                 return ""
             layer = type(use.owner).__name__
             return f"the code of {layer}, or around it, changes the weight before it is multiplied ({code.changed})"
+        is_multiplied = self.multiplied is not None and id(entry.parameter) in self.multiplied
+        if code is not None and code.is_uncalled and code.computed_with and not code.multiplied and not is_multiplied:
+            return f"the code computes something else with the weight than a product ({code.computed_with})"
         if isinstance(use.owner, _ConvNd) and self._turns_weight(use, convolves_backwards):
             return f"{type(use.owner).__name__}.forward uses the weight as a transposed convolution does"
         if use.is_raw or code is None or code.own_forward != "unclear":

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -108,6 +109,8 @@ class LayerUse:
         is_rejoined: whether some of its parts are put together again.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
         changed: where the weight is changed before it is multiplied; "" if it is not.
+        computed_with: where something else than a product is computed with the weight; "" if nothing is.
+        is_uncalled: whether no call of its layer was found.
         overwritten: where the forward pass writes to the weight itself, in place; "" if it does not.
         escapes: whether the output is used where it cannot be followed.
         is_lost: whether code that cannot be followed takes the output, such as a call or an attribute, or no call of
@@ -125,6 +128,8 @@ class LayerUse:
     is_rejoined: bool = False
     unsure: set[Part] = field(default_factory=set)
     changed: str = ""
+    computed_with: str = ""
+    is_uncalled: bool = False
     overwritten: str = ""
     escapes: bool = False
     is_lost: bool = False
@@ -254,7 +259,7 @@ class SourceReader:
                     self._start_from(partial(self.call_module, module, [argument], {}, None))
                     self._raw.clear()
                     if is_layer(module) and (weight := module._parameters.get("weight")) is not None:
-                        self.use_of(id(weight)).is_lost = True
+                        self.use_of(id(weight)).is_lost = self.use_of(id(weight)).is_uncalled = True
                 if not is_of_library(type(module)):
                     self._read_other_methods(module)
 
@@ -398,6 +403,10 @@ class SourceReader:
         elif isinstance(value, Flow) and not value.number:
             return replace(value, number=self._number_of(*map(self.number, expression)))
         return value
+
+    def unknown_items(self, value: Any, count: int) -> list[Any]:
+        """Return the first items of a value of which they are not known; each is another one than the others."""
+        return [self.numbered(Unknown(), "item", value, i) for i in range(count)]
 
     def _note_where_from(self, number: int, expression: Sequence[Any]) -> None:
         """Record whether layers have made a value, or it is computed from the model's first argument without them.
@@ -773,10 +782,29 @@ def is_depthwise(layer: nn.Module) -> bool:
     return isinstance(layer, _ConvNd) and 1 < layer.groups == layer.in_channels == layer.out_channels
 
 
+# Not a normal distribution, such as torchrl's NormalParamExtractor.
+_CALLED_NORM = re.compile("norm(?!al(?!i))", re.IGNORECASE)
+
+
 def _is_norm(module: nn.Module) -> bool:
-    """Return whether a module is a norm: it is called so, has no matrix, and holds no layer."""
-    called = "norm" in type(module).__name__.lower()
-    return called and all(p.ndim < 2 for p in module.parameters()) and not any(map(is_layer, module.modules()))
+    """Return whether a module is a norm: it is called so, has no matrix, holds no layer and cuts nothing."""
+    if not _CALLED_NORM.search(type(module).__name__) or any(map(is_layer, module.modules())):
+        return False
+    function, _ = forward_of(module)
+    source = source_of(function) if not is_torchs(function) else None
+    return all(p.ndim < 2 for p in module.parameters()) and not (source is not None and _cuts_an_argument(source))
+
+
+def _cuts_an_argument(source: Function) -> bool:
+    """Return whether a function takes a slice of one of its arguments, or calls a function that cuts a tensor."""
+    arguments = {argument.arg for argument in source.args.args[1:]}
+    for node in ast.walk(source):
+        called = node.func if isinstance(node, ast.Call) else None
+        name = called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else ""
+        is_indexed = isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in arguments
+        if name in CUTS or name == "glu" or is_indexed:
+            return True
+    return False
 
 
 def _is_conv1d(module: nn.Module) -> bool:

@@ -77,6 +77,8 @@ if TYPE_CHECKING:
 
 MOST_ADDED = 8  # layers whose sum is looked at as the output of a network, not as a stream through many blocks
 MOST_TURNS = 4  # of a loop over a known number of turns without modules, and parts of a cut into an unknown number
+DISTANCES = words("cdist")  # of each row of one matrix to each of another, which no isometry concerns
+EXTREMES = words("min max minimum maximum fmin fmax")
 CHANGES_NO_NUMBER = words("requires_grad_ detach_ share_memory_")  # methods in place that leave a tensor's numbers
 
 
@@ -130,7 +132,10 @@ class TensorOperations:
             return self._arithmetic(name, arguments, node)
         if isinstance(first, Unknown) and name in KEEP_NUMBERS:
             return first
-        if not flows_in(arguments) and not (name in JOINS and notes_in(arguments)):
+        if name not in ("embedding", "embedding_bag"):
+            for weight in weights_in(arguments):
+                self._compute_with(weight, node)
+        if not flows_in(arguments) and not (name in JOINS and (notes_in(arguments) or weights_in(arguments))):
             if name in ASK_SIZES:
                 return Size()
             return Unknown(axis_count(arguments[:1]) if name in KEEP_FEATURES else None)
@@ -139,7 +144,7 @@ class TensorOperations:
         if name == "complex":  # real and imaginary parts are one vector of complex numbers
             return self.put_together(arguments[:2], True, is_stack=False)
         if name in JOINS:
-            return self._join_tensors(name, args, kwargs)
+            return self._join_tensors(name, args, kwargs, node)
         flow = next((value for value in arguments if isinstance(value, Flow)), None)
         if name == "glu":
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
@@ -170,6 +175,9 @@ class TensorOperations:
         beside = [self.reader.number(value) for value in arguments if value is not first and is_tensor(value)]
         if beside:
             first = self.reader.noted(first, name, *beside)
+        other = next((value for value in arguments if isinstance(value, Flow) and value is not flow), None)
+        if other is not None and name in EXTREMES and not share_a_layer(flow, other):  # of two critics, say
+            first = merged([first, other])
         first = with_step(first, name)
         return altered(first) if leaves_features else tensor_of_unknown_axes(first)
 
@@ -246,7 +254,9 @@ class TensorOperations:
         for weight in weights:
             use = self.reader.use_of(weight.key)
             use.calls += 1
-            if weight.changed:
+            if name in DISTANCES or (name == "einsum" and _is_scaled(values, weight)):
+                self.change_weight(weight, node)
+            elif weight.changed:
                 use.changed = use.changed or weight.changed
             else:
                 use.multiplied += 1
@@ -268,10 +278,12 @@ class TensorOperations:
             return altered(flows[0], notes=notes)  # a mixture over positions leaves the features as they are
         return Unknown(notes=notes)
 
-    def _join_tensors(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _join_tensors(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return the result of `cat`, `stack` and the like: parts put together again are one output."""
         arguments = [*args, *kwargs.values()]
         if name == "where":
+            if weights := weights_in(arguments):  # a mask decides which of its numbers are multiplied
+                return self.changed_weight(weights[0], node)
             for slot, value in enumerate(arguments):
                 self.reader.pass_through(value, "where", slot)
             return merged(flows_in(arguments), notes_in(arguments)) if flows_in(arguments) else Unknown()
@@ -296,8 +308,34 @@ class TensorOperations:
             or any(not flows_in(piece) for piece in pieces if not isinstance(piece, Rest))
         )
         axes = flow.axes if len(origins) == 1 and name != "stack" else None
+        if (others := self._axes_beside(name, pieces, dim)) is not None:
+            return altered(
+                joined, axes=others, is_open=flow.is_open, is_joined=any(p.is_joined for p in flows_in(pieces))
+            )
         whole = self._whole_outputs(pieces) if is_along and name != "stack" and len(origins) > 1 else ()
         return altered(joined, axes=axes, is_joined=is_joined, side_by_side=SideBySide(dim, whole) if whole else None)
+
+    def _axes_beside(self, name: str, pieces: Sequence[Any], dim: Any) -> tuple[str, ...] | None:
+        """Return the axes of several layers' outputs that are put together along an axis before the features.
+
+        None: it is not known to be such an axis, some pieces carry parts, or their axes differ.
+        """
+        if not all(isinstance(piece, Flow) for piece in pieces) or not isinstance(dim, int):
+            return None
+        if any(part for piece in pieces for _, part in piece.origins):
+            return None
+        first = pieces[0]
+        if first.axes is None or any((piece.axes, piece.is_open) != (first.axes, first.is_open) for piece in pieces):
+            return None
+        if name == "stack" and first.is_open:  # the first two axes are batch and positions, as far as is known
+            return first.axes if dim in (0, 1) else None
+        if name == "stack":
+            at = dim if dim >= 0 else len(first.axes) + 1 + dim
+            return (*first.axes[:at], OTHER, *first.axes[at:])
+        if first.is_open:
+            return first.axes if name in ("cat", "concat", "concatenate", "vstack") and dim == 0 else None
+        axis = axis_index(first, dim)
+        return first.axes if axis is not None and first.axes[axis] == OTHER else None
 
     def _whole_outputs(self, pieces: Sequence[Any]) -> tuple[tuple[int, int], ...]:
         """Return (`id` of the weight, number of features) of each of some tensors; () if not all are whole outputs."""
@@ -380,7 +418,7 @@ class TensorOperations:
         if flow.axes is not None and axis is not None:
             piece = altered(flow, axes=axes_without(flow.axes, axis)) if name == "unbind" else flow
             kind = flow.axes[axis]
-        elif dim == 0 and name != "unbind":  # the batch
+        elif dim == 0 and name != "unbind" and not flow.is_sample:  # the batch
             return SameParts(flow) if not isinstance(sections, (tuple, list)) else [flow] * len(sections)
         where = span_of(node, self.context)
         number = sections if isinstance(sections, int) and name.endswith(("chunk", "tensor_split")) else None
@@ -461,6 +499,8 @@ class TensorOperations:
     def combine(self, op: ast.operator, values: list[Any], node: ast.AST) -> Any:
         """Return the sum or product of two values, of which at least one carries outputs of layers."""
         flows = [value for value in values if isinstance(value, Flow)]
+        for weight in weights_in(values):
+            self._compute_with(weight, node)
         name = type(op).__name__
         is_sum, is_product = isinstance(op, (ast.Add, ast.Sub)), isinstance(op, (ast.Mult, ast.Div))
         if not is_sum and not is_product:
@@ -564,8 +604,14 @@ class TensorOperations:
     def changed_weight(self, value: Any, node: ast.AST) -> Any:
         """Return a weight with the place where it was changed before any product; an unknown value for all others."""
         if isinstance(value, Weight):
+            self._compute_with(value, node)
             return replace(value, changed=value.changed or place(self.context.filename, getattr(node, "lineno", 0)))
         return Unknown(axis_count([value]))
+
+    def _compute_with(self, weight: Weight, node: ast.AST) -> None:
+        """Record that something else than a product of matrices is computed with a weight."""
+        use = self.reader.use_of(weight.key)
+        use.computed_with = use.computed_with or place(self.context.filename, getattr(node, "lineno", 0))
 
     def change_weight(self, weight: Weight, node: ast.AST) -> None:
         """Record that a weight is changed number by number before it is multiplied."""
@@ -580,7 +626,7 @@ class TensorOperations:
 
     def record_write(self, name: str, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> None:
         """Record that torch writes to a tensor, as `clamp_` does to its first argument and `clamp(..., out=)` to it."""
-        if name.endswith("_") and not name.endswith("__") and name not in CHANGES_NO_NUMBER and args:
+        if writes_in_place(name) and args:
             self.overwrite(args[0], node)
         self.overwrite(kwargs.get("out"), node)
 
@@ -624,7 +670,9 @@ class TensorOperations:
                     # A number takes one place, a tensor of places or a mask leaves an axis or more.
                     flow = altered(flow, axes=(flow.axes or ())[axis + 1 :], is_open=True)
                 elif not isinstance(item, (list, tuple)):
+                    is_sample = flow.is_sample or (axis is None and dim == 0 and isinstance(item, (Unknown, Size)))
                     flow = without_axis(flow, axis)
+                    flow = altered(flow, is_sample=True) if is_sample else flow
             else:
                 flow = self._select_at(flow, axis, item, node, dim)
         return flow
@@ -643,7 +691,7 @@ class TensorOperations:
             return flow
         at = axis_index(flow, axis)
         if at is None:
-            return flow
+            return altered(flow, is_sample=True) if flow.is_open and axis == 0 else flow
         kind = flow.axes[at]
         taken = flow
         if kind in (FEATURES, SHARE) and isinstance(index, int):
@@ -666,7 +714,7 @@ class TensorOperations:
             if dim > 0 and flow.axes.count(SHARE) > 1 and isinstance(item, int):  # perhaps one of the groups of a view
                 key = ("at", dim, item)
                 return self.reader.take_part(flow, None, key, "index", node, self.context, or_unknown=True)
-            return flow
+            return altered(flow, is_sample=True) if dim == 0 else flow
         if axis is None:
             return altered(flow, axes=None)
         return self.select(flow, axis if not flow.is_open else axis - len(flow.axes), item, node)
@@ -704,6 +752,20 @@ class TensorOperations:
             if is_last and len(keys := {key for key, part in shape.tensor.origins if not part}) == 1:
                 return self.reader.rows.get(keys.pop(), Size())
         return Size(index if isinstance(index, int) and index >= 0 else None)
+
+
+def _is_scaled(values: Sequence[Any], weight: Weight) -> bool:
+    """Return whether `einsum` sums over no axis of a weight, so that it scales or masks the weight's numbers."""
+    equation = next((value for value in values if isinstance(value, str)), "")
+    terms, _, output = equation.replace(" ", "").partition("->")
+    operands = [value for value in values if is_tensor(value)]
+    term = dict(zip(range(len(operands)), terms.split(","), strict=False)).get(operands.index(weight), "")
+    return bool(output) and bool(term) and {*term} <= {*output}
+
+
+def writes_in_place(name: str) -> bool:
+    """Return whether a function or method of torch of this name writes to its first argument, such as `clamp_`."""
+    return name.endswith("_") and not name.endswith("__") and name not in CHANGES_NO_NUMBER
 
 
 def sizes_of_sections(name: str, sections: Any, length: int) -> tuple[int, ...]:

@@ -562,6 +562,9 @@ def _is_router(use: Use) -> bool:
         return True
     if use.is_raw or isinstance(use.owner, _ConvNd) or leaf in _HEAD:
         return False
+    stacks = [p for p in holder._parameters.values() if p is not None and p.ndim > 2]  # of experts, as raw parameters
+    if _GATE.search(leaf) and any(len(p) == output_count(use.owner) > 1 for p in stacks):
+        return True
     child = holder._modules.get(leaf)
     for experts in use.around.experts(holder):
         last = last_layer(use.owner if child is None else child)
