@@ -10,6 +10,7 @@ import json
 import re
 from pathlib import Path
 
+from fire_core.tools.output import keep_output
 from harness.run.own_code import ROOT, SHIPPED, digest_of_code, source_of
 
 
@@ -34,4 +35,5 @@ def is_of_this_project(source: Path) -> bool:
 
 
 if __name__ == "__main__":
+    keep_output()
     main()

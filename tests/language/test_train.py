@@ -282,7 +282,8 @@ def test_what_shapes_the_first_phase_is_in_its_identity_and_one_start_has_one_sp
 
 
 def test_accumulation_must_be_dealt_out(runs, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for variable, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError, match="accumulation=3 batches cannot be dealt to 2 processes"):
         task_of(runs, "accumulation=3")
 

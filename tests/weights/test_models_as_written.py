@@ -14,7 +14,10 @@ from fire_core.weights import source
 
 D = 8
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.(fork|wait)` is deprecated:FutureWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
