@@ -757,10 +757,12 @@ class TensorOperations:
 def _is_scaled(values: Sequence[Any], weight: Weight) -> bool:
     """Return whether `einsum` sums over no axis of a weight, so that it scales or masks the weight's numbers."""
     equation = next((value for value in values if isinstance(value, str)), "")
-    terms, _, output = equation.replace(" ", "").partition("->")
+    terms, _, output = equation.partition("->")
     operands = [value for value in values if is_tensor(value)]
     term = dict(zip(range(len(operands)), terms.split(","), strict=False)).get(operands.index(weight), "")
-    return bool(output) and bool(term) and {*term} <= {*output}
+    # einops' equations have whole words for axes, torch's have letters.
+    of_weight, of_output = ({*side.split()} if " " in side.strip() else {*side.strip()} for side in (term, output))
+    return bool(of_weight) and of_weight <= of_output
 
 
 def writes_in_place(name: str) -> bool:

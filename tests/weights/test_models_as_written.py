@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import einops
 import pytest
 import torch
 from torch import Tensor, nn
@@ -136,6 +137,13 @@ def test_a_weight_that_is_not_multiplied_as_it_is_stored_is_kept(name: str) -> N
     (entry,) = [entry for entry in matrices(Net(KEPT[name])) if entry.name == "fc.weight"]
     assert entry.role == "changed"
     assert entry.reason
+
+
+def test_words_in_an_equation_of_einops_are_no_letters() -> None:
+    """All letters of `mid_out dim` are in `batch mid_out`, but the sum is over `dim`."""
+    model = Net(lambda s, x: einops.einsum(x, s.fc.weight, "batch dim, mid_out dim -> batch mid_out"))
+    (entry,) = [entry for entry in matrices(model) if entry.name == "fc.weight"]
+    assert entry.role != "changed"
 
 
 def test_with_an_example_a_copy_with_other_numbers_is_not_the_weight() -> None:
