@@ -51,7 +51,8 @@ class Learner(LearnerBase):
         if task.config.compile != "off":
             forward = torch.compile(forward, mode=task.config.compile)
         if task.group.size > 1:
-            forward = DistributedDataParallel(forward, broadcast_buffers=False, gradient_as_bucket_view=True)
+            forward = DistributedDataParallel(forward, gradient_as_bucket_view=True)
+            forward.broadcast_buffers = False  # set here since torch 2.14 warns of the constructor's argument
         return cls(
             net=Net.of({"model": model}, task.config.model.get("layout", "all")),
             method=copy.deepcopy(task.method),
