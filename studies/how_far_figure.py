@@ -47,12 +47,15 @@ def main() -> None:
     style.use()
     study = Study("how_far", 1)
     if not (results := ended_results(study)):
-        sys.exit("error: no stream of how_far has ended: python -m studies.driver how_far status")
+        sys.exit("error: no stream of how_far that shows a loss has ended: python -m studies.driver how_far status")
     draw(results).savefig(study.folder / "how_far.png", dpi=200)
 
 
 def ended_results(study: Study) -> dict[str, Result]:
-    """Return title -> result for each setting of each stream whose report has ended."""
+    """Return title -> result for each setting that shows a loss of plasticity, of streams whose report has ended.
+
+    Without a loss there is no part that could be won back.
+    """
     results_by_title: dict[str, Result] = {}
     for name, stream in study.streams.items():
         results = results_of(stream, read_csv(study.folder / f"{name}.csv"))
@@ -60,6 +63,7 @@ def ended_results(study: Study) -> dict[str, Result]:
             results_by_title |= {
                 ", ".join(filter(None, (TITLES[name], SETTINGS.get(setting, setting)))): result
                 for setting, result in results.items()
+                if result.has_loss()
             }
     return results_by_title
 
@@ -67,10 +71,8 @@ def ended_results(study: Study) -> dict[str, Result]:
 def draw(results: Mapping[str, Result]) -> Figure:
     """Draw a line for each result, with 95 % intervals: above the part won back, below the share that is kept.
 
-    A result without a loss has no part that could be won back, and is drawn below alone.
-
     Args:
-        results: title -> result.
+        results: title -> result; each shows a loss.
     """
     figure = Figure(figsize=(6.5, 6.5), layout="constrained")
     won, kept = figure.subplots(2, 1, sharex=True)
@@ -80,9 +82,8 @@ def draw(results: Mapping[str, Result]) -> Figure:
             "linestyle": style.VARIANT_DASHES[number % len(style.VARIANT_DASHES)],
             "marker": "osD^vP<>X"[number % 9],
         }
-        if result.has_loss():
-            plot(won, result.won_back, result, look)
-        plot(kept, result.kept_share, result, look, title if result.has_loss() else f"{title} (below only)")
+        plot(won, result.won_back, result, look)
+        plot(kept, result.kept_share, result, look, title)
     for panel, height, words in ((won, 1.0, "a new network"), (won, 0.0, "no intervention"), (kept, 1.0, "all kept")):
         panel.axhline(height, color="0.6", linewidth=0.8, zorder=0)
         place = {"xytext": (2, 2), "textcoords": "offset points", "color": "0.4", "fontsize": 8}

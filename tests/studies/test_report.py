@@ -155,15 +155,15 @@ def test_a_stream_that_has_not_ended_has_no_outcomes(study: Study, capsys: pytes
     assert not how_far_figure.ended_results(study)
 
 
-def test_a_setting_without_a_loss_is_drawn_below_alone(study: Study) -> None:
+def test_a_setting_without_a_loss_is_not_drawn(study: Study) -> None:
     results = how_far_figure.ended_results(study)
-    assert [*results] == ["random labels, lost", "random labels, kept"]
+    assert [*results] == ["random labels, lost"]
     won, kept = how_far_figure.draw(results).axes
-    assert kept.get_legend_handles_labels()[1] == ["random labels, lost", "random labels, kept (below only)"]
+    assert kept.get_legend_handles_labels()[1] == ["random labels, lost"]
     line = won.lines[0]
     assert [*line.get_xdata()] == [0.0, 0.5, 1.0]
     assert line.get_ydata() == pytest.approx([0.0, 0.75, 0.0])
-    assert len(kept.containers) == 2 * len(won.containers)
+    assert len(kept.containers) == len(won.containers)
 
 
 def test_an_act_that_puts_biases_back_is_an_open_mark_at_the_place_of_the_same_act() -> None:
