@@ -196,7 +196,8 @@ def seeds(group: Group) -> int | str:
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
     """Return the paper's table 10 from runs: DfI and SFE at boundaries for each way of computing FIRE.
 
-    Base and full reset have rows too, for comparison. `results` has the accuracies.
+    They are summed over all weight matrices. Where FIRE projects some of them alone (of a ViT q and k), the DfI of these
+    stands beside. Base and full reset have rows too, for comparison. `results` has the accuracies.
     """
     rows = []
     for setting in settings:
@@ -208,9 +209,11 @@ def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
                 continue
             row: dict[str, object] = {"setting": setting.name} if len(settings) > 1 else {}
             row["method"] = group.label
-            for text, key in (("DfI before", "dfi_before"), ("DfI after", "dfi_after"), ("SFE", "sfe")):
+            for key in ("dfi_before", "dfi_after", "sfe", "dfi_projected_before", "dfi_projected_after"):
                 column = f"boundary/{key}"
-                row[text] = mean([run.boundaries[column].mean() for run in group.runs if column in run.boundaries])
+                values = [run.boundaries[column].mean() for run in group.runs if column in run.boundaries]
+                if values:
+                    row[readable(column)] = mean(values)
             rows.append(row)
     return pd.DataFrame(rows).dropna(axis="columns", how="all") if rows else pd.DataFrame()
 

@@ -16,6 +16,7 @@ from harness.training.measure import (
     Weights,
     each_dfi,
     find_matrices,
+    dfi_of_projected,
     from_reports,
     sum_in_order,
     total_sfe,
@@ -136,7 +137,8 @@ def _weight_changes(
         level: off, weights, cheap or full.
 
     Returns:
-        `sfe`; unless `level` is off `dfi_before` and `dfi_after`; for full the mean stable ranks before and after.
+        `sfe`; unless `level` is off `dfi_before` and `dfi_after`, and where a projection left some of the matrices
+        `dfi_projected_before` and `_after`; for full the mean stable ranks before and after.
     """
     matrices_before, weights_before = before
     matrices_after, weights_after = after
@@ -153,6 +155,7 @@ def _weight_changes(
             "dfi_before": sum_in_order(dfi_before),
             "dfi_after": sum_in_order(dfi_after),
             "sfe": total_sfe(matrices_after, weights_before, weights_after),
+            **dfi_of_projected(report.weights),
         }
     if level == "full":
         numbers["weight_stable_rank_before"] = weight_stable_rank(*before)

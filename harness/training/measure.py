@@ -125,6 +125,23 @@ def from_reports(reports: Mapping[str, Report], matrices: Matrices) -> dict[str,
     return {column: math.fsum(getattr(row, column) for row in rows.values()) for column in columns}
 
 
+def dfi_of_projected(reports: Mapping[str, Report]) -> dict[str, float]:
+    """Return `dfi_projected_before` and `dfi_projected_after`: DfI summed over what an act has projected, by its reports.
+
+    An act may leave most matrices of a network as they are (of a ViT the paper projects q and k alone), and their DfI
+    then hides its own.
+
+    Returns:
+        No number if nothing was projected or a report was made without measuring.
+    """
+    rows = [row for report in reports.values() for row in report if row.action == "project" and not row.skipped]
+    if not rows or any(math.isnan(row.dfi_after) for row in rows):
+        return {}
+    return {
+        f"dfi_projected_{when}": math.fsum(getattr(row, f"dfi_{when}") for row in rows) for when in ("before", "after")
+    }
+
+
 @torch.no_grad()
 def weight_stable_rank(matrices: Matrices, weights: Weights) -> float:
     """Return the mean stable rank of all weight matrices; each kernel position of a convolution is one matrix."""

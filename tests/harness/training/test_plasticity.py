@@ -75,6 +75,21 @@ def test_a_boundary_s_row_has_them_before_and_after(tmp_path: Path) -> None:
     assert row["boundary/weight_stable_rank_after"] > row["boundary/weight_stable_rank_before"]
 
 
+def test_the_deviation_of_what_is_projected_stands_beside_that_of_all_matrices(tmp_path: Path) -> None:
+    """Of a ViT the paper projects q and k alone; what is left is most of the deviation of all its matrices."""
+    numbers = {}
+    for layout in ("all", "first"):
+        options = ("method=fire_exact", "metrics=weights", *(['method.layout={*.fc0.weight:project}'] * (layout == "first")))
+        (row,) = [row for row in rows(SMALL.run(tmp_path / layout, *options)) if row.get("kind") == "boundary"]
+        numbers[layout] = row
+    assert "boundary/dfi_projected_after" not in numbers["all"]
+    assert numbers["first"]["boundary/dfi_projected_after"] < 1e-6
+    assert numbers["first"]["boundary/dfi_projected_before"] > 1
+    assert numbers["first"]["boundary/dfi_after"] == pytest.approx(
+        numbers["first"]["boundary/dfi_before"] - numbers["first"]["boundary/dfi_projected_before"], rel=1e-5
+    )
+
+
 def test_a_hidden_layer_that_is_not_finite_is_no_healthy_one() -> None:
     """Behind a tanh the features of the last layer are finite all the same."""
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
