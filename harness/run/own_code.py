@@ -4,7 +4,7 @@ import hashlib
 import inspect
 import json
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,10 +59,17 @@ def digest_of_code(path: Path) -> str:
     return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
-def own_sources(identity: Any) -> Iterator[tuple[Path, str]]:
-    """Yield the files with code of the user's own that an identity names, with the digests that they had then."""
+def own_sources(identity: Any, targets: Set[str]) -> Iterator[tuple[Path, str]]:
+    """Yield the files with code of the user's own that an identity names, with the digests that they had then.
+
+    Args:
+        identity: what a run's `identity.json` holds, which may come from a stranger.
+        targets: the dotted names that may be imported; others in the identity are passed over.
+    """
     if isinstance(identity, dict):
-        if "_target_ (content)" in identity and (source := source_of(identity["_target_"])) is not None:
-            yield source, identity["_target_ (content)"]
+        target = identity.get("_target_")
+        if "_target_ (content)" in identity and isinstance(target, str) and target in targets:
+            if (source := source_of(target)) is not None:
+                yield source, str(identity["_target_ (content)"])
         for value in identity.values():
-            yield from own_sources(value)
+            yield from own_sources(value, targets)

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,9 @@ from harness.config.errors import ConfigError, TrainingError, first_line
 from harness.program.by_name import program_of
 from harness.run import checkpoint
 from harness.run.contents import digest_of
-from harness.run.files import content_of
+from harness.run.files import content_of, reading
 from harness.run.own_code import own_sources
-from harness.trained.options import recompose
+from harness.trained.options import recompose, targets_below
 from harness.training import seeding
 from harness.training.learner import LearnerBase
 
@@ -120,7 +120,7 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
     config = recompose(path, None if config_dir is None else Path(config_dir).expanduser())
     config.device, config.progress = device, False
     state = newest_state(path)
-    warn_of_changed_code(path)
+    warn_of_changed_code(path, targets_below(config))
     program = program_of(config.program)
     try:
         with torch_as_before():
@@ -128,15 +128,31 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError | TrainingError):
             raise
-        reason = " ".join(first_line(error).split())
+        # torch names the first weight that does not fit in the second line
+        reason = " ".join(" ".join(str(error).split("\n")[:2]).split()) or first_line(error)
         raise ConfigError(f"{path}: its weights do not fit what its options build here ({reason})") from error
     return trained
 
 
-def warn_of_changed_code(folder: Path) -> None:
-    """Name the files of the user's own that a run was trained with and that are others now."""
-    content = content_of(folder / "identity.json")
-    for source, digest in own_sources(json.loads(content) if content else None):
+def warn_of_changed_code(folder: Path, targets: Set[str]) -> None:
+    """Name the files of the user's own that a run was trained with and that are others now.
+
+    Args:
+        folder: the run's folder.
+        targets: the `_target_`s of the run's recomposed options; nothing else is imported, whatever the folder says.
+
+    Raises:
+        TrainingError: identity.json cannot be read at the moment.
+    """
+    file = folder / "identity.json"
+    with reading(file):
+        content = content_of(file)
+    try:
+        sources = [*own_sources(json.loads(content) if content else None, targets)]
+    except (ValueError, RecursionError):
+        log.warning("%s is damaged: whether code of your own has changed since is not known", file)
+        return
+    for source, digest in sources:
         if digest_of(source) != digest:
             log.warning("%s has changed since %s was trained", source, folder)
 
@@ -188,5 +204,6 @@ def newest_state(folder: Path) -> dict[str, Any]:
             continue  # the run is still training, and has deleted its oldest checkpoint
         except Exception as error:  # a damaged file can fail in any way
             reason = f"{file.name}: {' '.join(first_line(error).split())}"
-            log.warning("checkpoint %s is damaged: loading the one before it", file)
+            if file != files[-1]:
+                log.warning("checkpoint %s is damaged: loading the one before it", file)
     raise ConfigError(f"{folder} cannot be loaded: {reason}")

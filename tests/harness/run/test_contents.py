@@ -109,10 +109,10 @@ def test_changed_code_of_ones_own_is_another_run(
     folder.mkdir()
     with_digest = {"run": {"method": with_contents(own, None)}}
     (folder / "identity.json").write_text(json.dumps(with_digest))
-    warn_of_changed_code(folder)
+    warn_of_changed_code(folder, {own["_target_"]})
     assert not caplog.text
     module.write_text(module.read_text() + "    other = 1\n")
-    warn_of_changed_code(folder)
+    warn_of_changed_code(folder, {own["_target_"]})
     assert f"{module} has changed since {folder} was trained" in caplog.text
 
 

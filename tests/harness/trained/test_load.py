@@ -183,7 +183,7 @@ def changed(finished: Path, to: Path, **options: Any) -> Path:
         ({"method__news": 1}, "another version of this project: option method.news is unknown"),
         ({"news": 1}, "another version of this project: option news is unknown"),
         ({"program": "os"}, "no program of this project"),
-        ({"model__width": 4}, "do not fit"),
+        ({"model__width": 4}, "do not fit .* size mismatch for"),
     ],
 )
 def test_a_hostile_or_foreign_folder_is_one_line(
@@ -195,6 +195,41 @@ def test_a_hostile_or_foreign_folder_is_one_line(
         harness.load(folder)
     assert "\n" not in str(caught.value)
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_name_in_a_folder_is_imported(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`identity.json` says which files of one's own a run was trained with: only those of its options are looked at."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / "module_of_a_stranger.py").write_text("raise SystemExit('the code of a stranger runs')\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    for target in ("module_of_a_stranger.X", "run.module_of_a_stranger.X"):
+        identity = json.loads((finished / "identity.json").read_text())
+        identity["run"]["other"] = {"_target_": target, "_target_ (content)": "0"}
+        (folder / "identity.json").write_text(json.dumps(identity))
+        assert harness.load(folder).step
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "damaged"),
+    [
+        (b"{bad", True),
+        (b"[" * 100_000, True),
+        (b"\xff\xfe", True),
+        (b'{"a": {"_target_ (content)": "1"}}', False),
+        (b'{"_target_": [], "_target_ (content)": 1}', False),
+    ],
+)
+def test_a_damaged_identity_is_a_warning(
+    content: bytes, damaged: bool, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / "identity.json").write_bytes(content)
+    assert harness.load(folder).step
+    assert ("is damaged" in caplog.text) == damaged
 
 
 def test_a_folder_that_lacks_something_is_one_line(finished: Path, tmp_path: Path) -> None:
