@@ -1,4 +1,4 @@
-"""FIRE at known boundaries between tasks, in a hook of Lightning's module. Needs fire-plasticity[lightning]."""
+"""FIRE at known boundaries between tasks, in a hook of Lightning's module. Needs pip install -e ".[lightning]"."""
 
 import lightning.pytorch as L
 import torch

@@ -1,4 +1,4 @@
-"""FIRE in Lightning's Trainer, on a schedule, with its averaged model. Needs fire-plasticity[lightning]."""
+"""FIRE in Lightning's Trainer, on a schedule, with its averaged model. Needs pip install -e ".[lightning]"."""
 
 import lightning.pytorch as L
 import torch
@@ -35,3 +35,5 @@ fire = FireCallback(Every(50), solver="exact")
 callbacks = [fire, EMAWeightAveraging()]
 trainer = L.Trainer(max_epochs=10, callbacks=callbacks, logger=CSVLogger("logs"))
 trainer.fit(Product(), loader)
+print(f"acted at steps {[firing.step for firing in fire.intervention.fired]}; the last time:")
+print(fire.intervention.report)

@@ -1,4 +1,4 @@
-"""FIRE in the middle of a DQN run, target network included. Needs fire-plasticity[stable-baselines3]."""
+"""FIRE in the middle of a DQN run, target network included. Needs pip install -e ".[stable-baselines3]"."""
 
 from stable_baselines3 import DQN
 

@@ -1,4 +1,4 @@
-"""FIRE in TorchRL's Trainer: DQN on CartPole. Needs fire-plasticity[torchrl] and gymnasium."""
+"""FIRE in TorchRL's Trainer: DQN on CartPole. Needs pip install -e ".[torchrl]" and gymnasium."""
 
 import torch
 from torchrl.collectors import Collector

@@ -1,4 +1,4 @@
-"""FIRE on a small GPT-2, in transformers' Trainer. Needs fire-plasticity[transformers]."""
+"""FIRE on a small GPT-2, in transformers' Trainer. Needs pip install -e ".[transformers]"."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

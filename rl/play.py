@@ -82,6 +82,7 @@ def main(folder: str, options: Options) -> None:
         os.environ.setdefault("MUJOCO_GL", "egl")  # before MuJoCo is imported; it needs no display
         os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL takes SIGTERM, and nothing happens
     if options.strip is not None:
         check_strip(expanded(options.strip))
     trained = load(folder, options.device, options.config_dir)
@@ -100,6 +101,8 @@ def main(folder: str, options: Options) -> None:
         returns = play(game, options, film)
     if film is not None:
         print(f"wrote {film.path}")
+    if options.strip is not None:
+        print(f"wrote {expanded(options.strip)}")
     print(f"mean of {len(returns)}: {np.mean(returns):.2f}")
 
 

@@ -30,6 +30,7 @@ def main(words: list[str]) -> None:
         sys.exit(str(__doc__))
     os.environ.setdefault("MUJOCO_GL", "egl")  # as in rl.play: draw without a display
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+    os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL takes SIGTERM, and nothing happens
     style.use()
     figure, axes = plt.subplots(len(folders), 1, figsize=(style.PAGE, 0.85 * len(folders)), squeeze=False)
     for ax, folder in zip(axes[:, 0], folders, strict=True):

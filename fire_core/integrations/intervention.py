@@ -331,6 +331,7 @@ class Intervention:
         self.changed = self._changed_since(samples_before)
         self._reset_state_of_masters(masters)
         self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
+        self.report.changed = len(self.changed)
         self._update_copies(copied_modules, weights_before)
         reports = self.report.weights.values()
         numbers = dict(self.report.numbers)

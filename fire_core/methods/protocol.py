@@ -184,15 +184,19 @@ class BoundaryReport:
         weights: `fire_`'s report of each network, by the network's name; empty if the method does not project. If the
             reports hold the DfI and SFE of all weight matrices, the trainer does not measure these again.
         measuring: seconds of the call that went into measuring; they are not counted as the method's time.
+        changed: how many weights are others than before, as hooks and callbacks count them; None in a trainer.
     """
 
     numbers: dict[str, float] = field(default_factory=dict)
     weights: dict[str, Report] = field(default_factory=dict)
     measuring: float = 0.0
+    changed: int | None = None
 
     def __str__(self) -> str:
-        """Return the numbers, and a table of each module's weights below its name."""
+        """Return the numbers, and a table of each module's weights below its name; without one, how many changed."""
         numbers = [f"{name} {value:.4g}" for name, value in self.numbers.items()]
+        if self.changed is not None and not self.weights:
+            numbers.append(f"{self.changed} weights changed")
         return "\n".join([*numbers, *(f"{name}:\n{report}" for name, report in self.weights.items())])
 
 

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from fire_core.weights.as_new import compare_with_new
 from fire_core.weights.masters import Masters, find_masters
-from fire_core.weights.optimizers import optimizers_of
+from fire_core.weights.optimizers import optimizers_of, parameters_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def is_fresh(
 
     Args:
         optimizers: one optimizer or several; optimizers inside a wrapper are compared too.
-        model: if given, master copies of its half-precision weights are compared with the weights, after rounding.
+        model: if given, master copies of its half-precision weights are compared with the weights, after rounding, and
+            a line says if the optimizers train none of its weights.
         masters: from the name of a parameter to its master copy, where the optimizer does not say; needs `model`.
 
     Returns:
@@ -67,6 +68,8 @@ def is_fresh(
             lines += [
                 f"the master copy of {names[id(copy.weight)]} is not the weight" for copy in copies if not copy.agrees()
             ]
+            if names and not copies and not parameters_of(parts) & names.keys():
+                lines.append("the optimizers train none of the model's weights")
     return Freshness(tuple(dict.fromkeys(lines)))
 
 

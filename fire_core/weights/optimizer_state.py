@@ -100,8 +100,9 @@ def reset_optimizer_state(
             same gradients. This takes three times the memory of the parameters and states.
 
     Returns:
-        How many (optimizer, parameter) states were reset. Parameters without a state do not count, so that 0 may mean
-        that the optimizers train copies.
+        How many (optimizer, parameter) states were reset. Parameters without a state do not count. A `FireWarning`
+        says if the optimizers hold none of the parameters; of half-precision parameters only with `verify`, since
+        their optimizers may hold copies in float32.
 
     Raises:
         TypeError: `optimizers` holds something that is no optimizer, or `params` is no list of parameters (a module,
@@ -118,9 +119,14 @@ def reset_optimizer_state(
     else:
         reset.rows(parameters.values(), rows, dim)
     notes = list(reset.notes)
+    # Half-precision weights may be trained through float32 copies, whose state the caller resets by itself.
+    of_none = not parameters_of(optimizers) & set(parameters) and all(p.dtype.itemsize > 2 for p in parameters.values())
+    if not reset.count and (verify or (parameters and of_none and rows is None)) and any(part.state for part in with_inner(*optimizers)):
+        notes.append(
+            "the optimizers keep nothing of these parameters: they train others, such as those of a model that was "
+            "replaced; if they train copies of these, give the copies too"
+        )
     if verify:
-        if not reset.count and any(part.state for part in with_inner(*optimizers)):
-            notes.append("the optimizers keep nothing of these parameters: if they train copies, give the copies too")
         notes += [line for optimizer in optimizers for line in compare_with_new(optimizer, set(parameters))]
     for note in dict.fromkeys(notes):
         warnings.warn(note, FireWarning, stacklevel=2)

@@ -85,13 +85,22 @@ class Film:
 
 
 def check_strip(path: Path) -> None:
-    """Refuse a name that is not that of a picture, before anything is played.
+    """Refuse a path to which no picture can be written, before anything is played.
 
     Raises:
-        ConfigError: its ending is none of a format that can be written.
+        ConfigError: its ending is none of a format that can be written, or nothing can be written there.
     """
     if Image.registered_extensions().get(path.suffix.lower()) not in Image.SAVE:
-        raise ConfigError(f"strip={path}: its name must end in .png")
+        raise ConfigError(f"strip={path}: its name must end in .png, or in the ending of another format of pictures")
+    existed = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"strip={path} cannot be written: {error.strerror or error}") from None
 
 
 def save_strip(path: Path, pictures: list[Picture], count: int = 8) -> None:

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rl import play
 from rl.common.film import Film, enlarged, save_strip
 from scripts import strips
 from tests.programs import ATARI, DQN, SAC, SMALL, Program
+from tests.zygote import ROOT
 
 av = pytest.importorskip("av", reason='pip install -e ".[video]"')
 AGENTS: dict[str, tuple[Program, str]] = {
@@ -143,12 +146,25 @@ def test_a_strip_is_evenly_spaced(tmp_path: Path) -> None:
         ({"video": "/proc/nothing/out.mp4"}, "cannot be written"),
         ({"video": "/proc/out.mp4"}, "video=/proc/out.mp4 cannot be written"),
         ({"strip": "out"}, "must end in .png"),
+        ({"strip": "/proc/out.png"}, "strip=/proc/out.png cannot be written"),
         ({"task": 1}, "of one environment, not of a stream"),
     ],
 )
 def test_what_cannot_be_is_one_line(options: dict[str, Any], says: str, agent: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match=says):
         play.main(str(agent("cartpole")), play.Options(**options))
+
+
+def test_a_film_takes_no_signal_for_itself(agent: Callable[[str], Path], tmp_path: Path) -> None:
+    """SDL, which draws CartPole, would take SIGTERM, and the process would go on after `kill`."""
+    code = (
+        "import re, sys; from pathlib import Path; from rl import play\n"
+        "caught = lambda: int(re.search(r'SigCgt:\\s*(\\w+)', Path('/proc/self/status').read_text())[1], 16)\n"
+        "play.main(sys.argv[1], play.Options(episodes=1, strip=sys.argv[2]))\n"
+        "assert not caught() >> (15 - 1) & 1"
+    )
+    subprocess.run([sys.executable, "-c", code, agent("cartpole"), tmp_path / "a.png"], cwd=ROOT, check=True)
+    assert (tmp_path / "a.png").exists()
 
 
 def test_without_the_extra_one_line_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,8 @@ def test_what_is_not_reset_goes_on(name: str) -> None:
     copied = build(untouched)
     copied.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert reset_optimizer_state(optimizer, [chosen, chosen, nn.Parameter(torch.zeros(2))]) == 1
-    assert reset_optimizer_state([optimizer], [nn.Parameter(torch.zeros(2))]) == 0
+    with pytest.warns(FireWarning, match="keep nothing of these parameters"):
+        assert reset_optimizer_state([optimizer], [nn.Parameter(torch.zeros(2))]) == 0
     steps([chosen, other], optimizer, seed=1)
     steps(untouched, copied, seed=1)
     assert torch.equal(other, untouched[1])
@@ -389,6 +390,9 @@ def test_verify_names_what_it_cannot_see():
     optimizer.step()
     with pytest.warns(FireWarning, match="keep nothing of these parameters"):
         reset_optimizer_state(optimizer, model.parameters(), verify=True)
+    with pytest.warns(FireWarning, match="such as those of a model that was replaced"):
+        assert reset_optimizer_state(optimizer, model.parameters()) == 0
+    assert "train none of the model's weights" in str(is_fresh(torch.optim.Adam(copies), model))
 
 
 def test_a_history_under_the_first_parameter_an_iterator_and_no_rows() -> None:
