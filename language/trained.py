@@ -24,7 +24,13 @@ def load(config: DictConfig, state: dict[str, Any]) -> Trained:
 
 
 def tokens_of(task: Task, phase: int, text: str) -> Tensor:
-    """Return the tokens of a text, int64 (1, tokens), as phase `phase` numbers them if a stream permutes them."""
+    """Return the tokens of a text, int64 (1, tokens), as phase `phase` numbers them if a stream permutes them.
+
+    Raises:
+        TypeError: it is no text, such as tokens or a list of texts.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"preprocess takes one text, and this is {type(text).__name__}")
     (tokens,) = get_tokenizer(task.config.tokenizer).encode([text])
     return as_numbered(task, phase, torch.from_numpy(tokens.astype("int64")))
 

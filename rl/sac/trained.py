@@ -27,6 +27,14 @@ def load(config: DictConfig, state: dict[str, Any]) -> Trained:
 
 
 def observed(task: Task, learner: Learner, observations: np.ndarray | Tensor) -> Tensor:
-    """Return observations (n, o) as the networks take them: float32, normalised by the statistics of the run."""
+    """Return observations (n, o) as the networks take them: float32, normalised by the statistics of the run.
+
+    Raises:
+        ValueError: an observation does not have as many numbers as those that the networks were trained on.
+    """
     values = torch.as_tensor(observations, dtype=torch.float32, device=task.device)
+    if values.ndim != 2 or values.shape[1] != task.observations:
+        raise ValueError(
+            f"the networks were trained on observations (n, {task.observations}), and these are {tuple(values.shape)}"
+        )
     return normalised(values, learner.statistics.tensors(task.device))

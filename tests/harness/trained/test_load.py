@@ -272,6 +272,25 @@ def test_a_run_has_the_options_that_it_was_trained_with(
     assert OmegaConf.to_container(recompose(tmp_path), resolve=True) == values
 
 
+def test_observations_and_texts_of_another_kind_are_refused(tmp_path: Path) -> None:
+    dqn = harness.load(DQN.run(tmp_path, "method=fire"))
+    emulator = dqn.task.emulator
+    values = dqn.model(dqn.preprocess(np.zeros((3, emulator.stack, *emulator.frame))))
+    assert values.shape == (3, emulator.actions)
+    with pytest.raises(ValueError, match=r"was trained on torch.float32 \(n, \d, \d\), the last \d obs.* are .* \(3, 9\)"):
+        dqn.preprocess(np.zeros((3, 9)))
+    sac = harness.load(SAC.run(tmp_path, *RUNS["sac"][1]))
+    mean, log_std = sac.model(sac.preprocess(np.zeros((3, sac.task.observations))))
+    assert mean.shape == log_std.shape == (3, sac.task.actions)
+    with pytest.raises(ValueError, match=r"observations \(n, \d+\), and these are \(3, 99\)"):
+        sac.preprocess(np.zeros((3, 99)))
+    language = harness.load(LANGUAGE.run(tmp_path))
+    logits, loss = language.model(language.preprocess("a text"))
+    assert (logits.shape[:2], loss) == ((1, 1), None)
+    with pytest.raises(TypeError, match="takes one text, and this is list"):
+        language.preprocess(["a text"])
+
+
 def test_a_run_with_an_added_option_is_loaded(tmp_path: Path) -> None:
     trained = harness.load(SMALL.run(tmp_path, "method=snp", "+method.layout={linear:reinit}"))
     assert trained.config.method["layout"] == {"linear": "reinit"}
