@@ -1,5 +1,6 @@
 """Write tables for a terminal and as Markdown."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -73,7 +74,13 @@ def cells(frame: pd.DataFrame) -> list[list[str]]:
     digits = [digits_of(frame[column]) for column in frame]
     seeds = frame.get("n", pd.Series(None, frame.index))
     rows = zip(frame.itertuples(index=False), seeds, strict=True)
-    return [list(frame.columns), *([*map(show, row, digits, [n] * len(digits))] for row, n in rows)]
+    table = [list(frame.columns), *([*map(show, row, digits, [n] * len(digits))] for row, n in rows)]
+    return [[printable(cell) for cell in row] for row in table]
+
+
+def printable(text: str) -> str:
+    """Return a text with a question mark for each character that would steer a terminal; names come from runs."""
+    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
 
 
 def as_text(frame: pd.DataFrame) -> str:
@@ -88,10 +95,16 @@ def aligned(rows: list[list[str]], gap: str) -> list[str]:
 
 
 def as_markdown(frame: pd.DataFrame) -> str:
-    """Return a table as Markdown."""
-    rows = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in cells(frame)]
+    """Return a table as Markdown. What would be HTML or a link in a name is shown as it is written."""
+    rows = [[as_cell(cell) for cell in row] for row in cells(frame)]
     rows.insert(1, ["---"] * len(rows[0]))
     return "\n".join(f"| {line} |" for line in aligned(rows, " | ")) + "\n"
+
+
+def as_cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table."""
+    text = text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("](", "]\\(")
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
 
 
 def write(frame: pd.DataFrame, path: Path) -> Path:

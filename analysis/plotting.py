@@ -16,6 +16,7 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from analysis import style
 from analysis.coinciding import separate
 from analysis.curves import Curve, boundaries, mean_curve
+from analysis.formats import printable
 from analysis.runs import Group, Setting
 
 FORMATS = ("png", "pdf")
@@ -280,7 +281,7 @@ def enlarge(overview: Axes, detail: Axes, drawn: Drawn, late: tuple[float, float
 def title(setting: Setting, width: int = 60) -> str:
     """Return a title: benchmark, data set or environment, model, and the options that distinguish the setting."""
     names = [style.name(part) for part in (setting.benchmark, setting.dataset, setting.model) if part]
-    text = style.sentence_case(", ".join([*names, *filter(None, [setting.detail])]))
+    text = printable(style.sentence_case(", ".join([*names, *filter(None, [setting.detail])])))
     return textwrap.fill(text, width, break_on_hyphens=False)
 
 

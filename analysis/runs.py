@@ -6,7 +6,7 @@ one *variant* (the method with its hyperparameters) differ by their seed alone a
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -40,6 +40,7 @@ BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
 MEASURING = ("metrics", "eval_batch_size")  # options of measuring: runs that differ only in them train alike
 RECORDING = ("paths", "tracker")  # options of where a run is recorded
 DIGEST = re.compile("[0-9a-f]{64}")
+MAX_VALUES = 1_000_000  # of a run's options, which are a few hundred
 LARGEST = 1e30  # a value beyond it cannot be drawn
 # The order of methods in tables and legends; others come after these, by name.
 ORDER = (
@@ -296,8 +297,9 @@ def check(run: Run) -> Run:
     """Return the run unchanged if figures can use it.
 
     Raises:
-        BadRun: a required key is missing, or the history is not valid.
+        BadRun: a required key is missing, or options or history are not valid.
     """
+    check_plain([run.config, run.identity, run.execution], iter(range(MAX_VALUES)))
     if not run.method or "seed" not in run.config:
         raise BadRun("not a run of this project: its config has no `method.name` or no `seed`")
     if not isinstance(run.config["seed"], int) or not run.method.isprintable():
@@ -309,7 +311,40 @@ def check(run: Run) -> Run:
     axis = [key for key in ("step" if run.is_stream else run.x, "phase") if key in run.history]
     if run.history.loc[run.history[run.metric].notna(), axis].isna().any(axis=None):
         raise BadRun(f"corrupt: a row with `{run.metric}` lacks {' or '.join(axis)}")
+    if run.is_stream and not any(key in run.history for key in streams.ONLINE):
+        raise BadRun("corrupt: its rows have tasks, and no number that is averaged over them")
+    try:
+        label_of_config(run.config)
+        run.setting, run.variant  # noqa: B018  # kept by the run; a fault of its options shows here
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRun(f"corrupt: its options cannot be read ({type(error).__name__}: {error})") from None
     return run
+
+
+def check_plain(value: Any, remaining: Iterator[int]) -> None:
+    """Check that options are mappings with text keys, lists, and plain values, and not too many or too large.
+
+    By aliases a short YAML file can stand for very many values, or contain itself.
+
+    Args:
+        value: the options, or a part of them.
+        remaining: gives a number for each value that may still come.
+
+    Raises:
+        BadRun: they are something else.
+    """
+    if next(remaining, None) is None:
+        raise BadRun("corrupt: its options hold too many values")
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in value):
+            raise BadRun("corrupt: a name of an option is no text")
+        for inner in value.values():
+            check_plain(inner, remaining)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_plain(inner, remaining)
+    elif isinstance(value, int) and abs(value) >= 2**64:
+        raise BadRun("corrupt: an option is a number of more than 64 bits")
 
 
 def why_nothing_to_show(run: Run) -> str:

@@ -196,8 +196,8 @@ def seeds(group: Group) -> int | str:
 def convergence(settings: Sequence[Setting]) -> pd.DataFrame:
     """Return the paper's table 10 from runs: DfI and SFE at boundaries for each way of computing FIRE.
 
-    They are summed over all weight matrices. Where FIRE projects some of them alone (of a ViT q and k), the DfI of these
-    stands beside. Base and full reset have rows too, for comparison. `results` has the accuracies.
+    They are summed over all weight matrices. Where FIRE projects some of them alone (of a ViT q and k), the DfI of
+    these stands beside. Base and full reset have rows too, for comparison. `results` has the accuracies.
     """
     rows = []
     for setting in settings:

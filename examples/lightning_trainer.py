@@ -35,5 +35,7 @@ fire = FireCallback(Every(50), solver="exact")
 callbacks = [fire, EMAWeightAveraging()]
 trainer = L.Trainer(max_epochs=10, callbacks=callbacks, logger=CSVLogger("logs"))
 trainer.fit(Product(), loader)
-print(f"acted at steps {[firing.step for firing in fire.intervention.fired]}; the last time:")
+print(
+    f"acted at steps {[firing.step for firing in fire.intervention.fired]}; the last time:"
+)
 print(fire.intervention.report)

@@ -5,7 +5,8 @@
 RUN is a run folder, runs/dqn/<name> or runs/sac/<name>. DQN takes the actions of the largest value, SAC the mean of its
 policy. Options: episodes=, video= (an .mp4 of all of them), strip= (a .png of eight frames of the first), task= (of a
 stream; null: the run's last), seed=, steps= (at which an episode without a time limit is cut), device=, config_dir=
-(what --config-dir was, if the run was trained with it).
+(what --config-dir was, if the run was trained with it), modules= (your own that hold the run's environments: mine, or
+mine,others; no other module that the run's folder names is imported).
 """
 
 import contextlib
@@ -43,6 +44,7 @@ class Options:
     steps: Count = 100_000
     device: str = "cpu"
     config_dir: Place | None = None
+    modules: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def main(folder: str, options: Options) -> None:
         os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL takes SIGTERM, and nothing happens
     if options.strip is not None:
         check_strip(expanded(options.strip))
-    trained = load(folder, options.device, options.config_dir)
+    trained = load(folder, options.device, options.config_dir, (options.modules or "").split(","))
     if trained.program not in GAMES:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
     if options.task is not None and trained.task.benchmark is None:

@@ -1,7 +1,9 @@
 """Read run folders: config.yaml, identity.json, env.json, metrics.jsonl and, once finished, DONE."""
 
+import errno
 import hashlib
 import json
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,7 @@ def read_folder(folder: Path) -> Run:
             raise BadRun(f"half-written: no {name}")
     finished = (folder / "DONE").exists()
     failed = folder / "FAILED"
-    failure = failed.read_text(encoding="utf-8", errors="replace").strip() if failed.exists() and not finished else ""
+    failure = content(failed).decode(errors="replace").strip() if failed.exists() and not finished else ""
     if failure and not (folder / "metrics.jsonl").stat().st_size:
         raise BadRun(f"failed: {failure}")
     if finished:
@@ -104,7 +106,7 @@ def read_folder(folder: Path) -> Run:
     }
     if not all(isinstance(meta[key], dict | None) for key in ("identity", "execution")):
         raise BadRun(f"corrupt: {identity_file.name} does not say what the run is")
-    return Run.of(folder.name, str(folder), meta, table(parse_lines((folder / "metrics.jsonl").read_bytes(), finished)))
+    return Run.of(folder.name, str(folder), meta, table(parse_lines(content(folder / "metrics.jsonl"), finished)))
 
 
 def check(folder: Path) -> None:
@@ -116,8 +118,21 @@ def check(folder: Path) -> None:
     if not (folder / "checksums.json").exists():
         return
     for name, digest in mapping(folder / "checksums.json").items():
-        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+        if Path(name).name != name:
+            raise BadRun(f"corrupt: checksums.json names {name!r}, which is no file of the folder")
+        if hashlib.sha256(content(folder / name)).hexdigest() != digest:
             raise BadRun(f"corrupt: {name} is not what the run has written: the same command trains it again")
+
+
+def content(file: Path) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or a device, whose reader could wait without end.
+    """
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(file))
+    return file.read_bytes()
 
 
 def mapping(file: Path, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
@@ -127,12 +142,12 @@ def mapping(file: Path, parse: Callable[[bytes], Any] = json.loads) -> dict[str,
         BadRun: the content is no mapping, or the file cannot be read.
     """
     try:
-        content = parse(file.read_bytes())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise BadRun(f"corrupt: {file.name}: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict):
+        parsed = parse(content(file))
+    except (AttributeError, LookupError, OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise BadRun(f"corrupt: {file.name}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+    if not isinstance(parsed, dict):
         raise BadRun(f"corrupt: {file.name} is no mapping")
-    return content
+    return parsed
 
 
 def parse_lines(raw: bytes, finished: bool) -> list[dict[str, Any]]:

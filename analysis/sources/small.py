@@ -37,7 +37,7 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
     try:
         descriptions = json.loads(file.with_suffix(".runs.json").read_text(encoding="utf-8"))
         rows = pd.read_csv(file, index_col="run", dtype={"run": str})
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         yield LeftOut(str(file), f"corrupt: {str(error).splitlines()[0]}")
         return
     for name, part in rows.groupby(level=0, sort=False):
@@ -54,6 +54,8 @@ def read(file: Path) -> Iterator[Run | LeftOut]:
             yield Run.of(str(name), source, {**meta, "finished": failure is None, "failure": failure or ""}, table)
         except BadRun as reason:
             yield LeftOut(source, str(reason))
+        except Exception as error:  # whatever is wrong with one run, the others are read
+            yield LeftOut(source, f"corrupt: {type(error).__name__}: {error}")
 
 
 def write(runs: Sequence[Run], file: Path) -> list[Path]:

@@ -33,6 +33,8 @@ def read(root: Path) -> Iterator[Run | LeftOut]:
             yield LeftOut(str(files[0]), str(reason))
         except OSError as error:
             yield LeftOut(str(files[0]), f"unreadable: {error.strerror or error}")
+        except Exception as error:  # whatever is wrong with one run, the others are read
+            yield LeftOut(str(files[0]), f"corrupt: {type(error).__name__}: {error}")
 
 
 def read_run(files: list[Path]) -> Run:

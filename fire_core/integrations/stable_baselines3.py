@@ -31,7 +31,8 @@ ATTRIBUTE = "fire_state"  # attribute of the model that holds the state, so that
 class FireCallback(BaseCallback):
     """Asks the trigger between two rollouts, and acts where it fires; steps are the model's `num_timesteps`.
 
-    The method acts on all trained networks, and the state of the weights that it changes is reset in all optimizers. Target networks get the changed weights too.
+    The method acts on all trained networks, and the state of the weights that it changes is reset in all optimizers.
+    Target networks get the changed weights too.
     State goes into `model.save()`, numbers to the model's logger. `Plateau` can follow `rollout/ep_rew_mean`
     (`mode="max"`), `rollout/ep_len_mean` and the logger's `train/...`.
 

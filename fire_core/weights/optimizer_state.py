@@ -121,7 +121,11 @@ def reset_optimizer_state(
     notes = list(reset.notes)
     # Half-precision weights may be trained through float32 copies, whose state the caller resets by itself.
     of_none = not parameters_of(optimizers) & set(parameters) and all(p.dtype.itemsize > 2 for p in parameters.values())
-    if not reset.count and (verify or (parameters and of_none and rows is None)) and any(part.state for part in with_inner(*optimizers)):
+    if (
+        not reset.count
+        and (verify or (parameters and of_none and rows is None))
+        and any(part.state for part in with_inner(*optimizers))
+    ):
         notes.append(
             "the optimizers keep nothing of these parameters: they train others, such as those of a model that was "
             "replaced; if they train copies of these, give the copies too"

@@ -34,11 +34,11 @@ def content_of(path: Path) -> bytes | None:
 
     Raises:
         OSError: the file cannot be read. This is also raised for a link to a file that is not there, which may lie on a
-            disk that is not mounted now, and for a pipe, whose reader would wait without end.
+            disk that is not mounted now, and for a pipe or a device, whose reader would wait without end.
     """
     try:
-        if stat.S_ISFIFO(path.stat().st_mode):
-            raise OSError(errno.EINVAL, "it is a pipe", str(path))
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         return path.read_bytes()
     except FileNotFoundError:
         if path.is_symlink():

@@ -133,7 +133,8 @@ class Run:
         if isinstance(error, Exception):
             with contextlib.suppress(OSError):
                 if not (self.folder / "DONE").exists():
-                    (self.folder / "FAILED").write_text(f"{type(error).__name__}: {error}".split("\n")[0] + "\n")
+                    line = f"{type(error).__name__}: {error}".split("\n")[0] + "\n"
+                    write_atomically(self.folder / "FAILED", line.encode(errors="replace"))
         if self._mirrors:
             self._mirror("finish")
         self._lock.release()
@@ -243,7 +244,10 @@ class Run:
                 self._put_env_aside()
             for name in ("FAILED", "DONE", "checksums.json"):
                 (self.folder / name).unlink(missing_ok=True)
-            with open(self.folder / "metrics.jsonl", "ab") as metrics:
+            rows = self.folder / "metrics.jsonl"
+            if rows.is_symlink() and not self._complete_bytes:
+                rows.unlink()  # no checkpoint says that what it leads to is this run's, so that it is not emptied
+            with open(rows, "ab") as metrics:
                 metrics.truncate(self._complete_bytes)
             write_atomically(self.folder / "config.yaml", self.config_yaml.encode())
             write_atomically(self.folder / "identity.json", self._identity_json())

@@ -129,7 +129,8 @@ class Lock:
             Held: another process has it.
             OSError: the file cannot be written.
         """
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # A link is refused, so that no file elsewhere is emptied.
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             has_flock = self._flock(descriptor)
             if not has_flock or self.mark.exists():

@@ -68,8 +68,8 @@ def own_sources(identity: Any, targets: Set[str]) -> Iterator[tuple[Path, str]]:
     """
     if isinstance(identity, dict):
         target = identity.get("_target_")
-        if "_target_ (content)" in identity and isinstance(target, str) and target in targets:
-            if (source := source_of(target)) is not None:
-                yield source, str(identity["_target_ (content)"])
+        known = target if isinstance(target, str) and target in targets else None
+        if known and "_target_ (content)" in identity and (source := source_of(known)) is not None:
+            yield source, str(identity["_target_ (content)"])
         for value in identity.values():
             yield from own_sources(value, targets)

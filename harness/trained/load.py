@@ -12,12 +12,13 @@ import contextlib
 import functools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from harness.config.config import set_up_torch
@@ -94,7 +95,12 @@ class Trained:
         )
 
 
-def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None = None) -> Trained:
+def load(
+    folder: str | Path,
+    device: str = "cpu",
+    config_dir: str | Path | None = None,
+    modules: Collection[str] = (),
+) -> Trained:
     """Load a run in its newest state: at its end, or at its newest checkpoint.
 
     The run's data must be where they were. The run may still be training. A damaged checkpoint is named in a warning,
@@ -108,6 +114,8 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
         folder: a run folder, `runs/<program>/<name>`.
         device: the networks' device: auto, cpu, cuda, cuda:<n> or mps.
         config_dir: the folder of `--config-dir`, if the run was trained with that option.
+        modules: names of your own modules that hold the run's environments (`mine` of `env.task=mine:Name-v0`); no
+            other module that the folder names is imported.
 
     Returns:
         The networks in evaluation mode, with what prepares their inputs and measures them again.
@@ -117,15 +125,17 @@ def load(folder: str | Path, device: str = "cpu", config_dir: str | Path | None 
         TrainingError: the folder or a checkpoint cannot be read at the moment.
     """
     path = Path(folder).expanduser()
-    config = recompose(path, None if config_dir is None else Path(config_dir).expanduser())
+    config = recompose(path, None if config_dir is None else Path(config_dir).expanduser(), modules)
     config.device, config.progress = device, False
+    if OmegaConf.select(config, "dataset.download", throw_on_missing=False):
+        config.dataset.download = False  # what is loaded uses no network
     state = newest_state(path)
     warn_of_changed_code(path, targets_below(config))
     program = program_of(config.program)
     try:
         with torch_as_before():
             trained: Trained = program.load(config, state)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ConfigError | TrainingError):
             raise
         # torch names the first weight that does not fit in the second line

@@ -1,23 +1,24 @@
 """Recompose the options of a run from its config.yaml and the config files of this installation."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config.build import find_target
 from harness.config.errors import ConfigError, first_line
 from harness.config.groups import choices, compose_with_hydra, groups_of, targets_of, without_hydra
 from harness.program.by_name import MODULES, program_of
+from harness.run.files import content_of
 
-MAX_BYTES = 10_000_000  # of a config.yaml; a run's options take a few thousand
+MAX_BYTES, MAX_VALUES = 10_000_000, 1_000_000  # of a config.yaml; a run's options are a few thousand bytes
 
 
-def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
+def recompose(folder: Path, config_dir: Path | None = None, modules: Collection[str] = ()) -> DictConfig:
     """Return the options of a run.
 
     For each config group, the file of this installation that builds the same `_target_` is composed, and the run's
@@ -28,17 +29,18 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
     Args:
         folder: the run's folder.
         config_dir: the folder of `--config-dir`, if the run was trained with that option.
+        modules: names of modules that may be imported for environments (`mine` of `env.task=mine:Name-v0`).
 
     Raises:
-        ConfigError: config.yaml is missing or damaged, holds something that no run writes, or an unknown option; or
-            `config_dir` is no folder.
+        ConfigError: config.yaml is missing or damaged, holds something that no run writes, an unknown option, or an
+            environment of a module that is not among `modules`; or `config_dir` is no folder.
     """
     if config_dir is not None and not config_dir.is_dir():
         raise ConfigError(f"config_dir={config_dir} is no folder")
     file = folder / "config.yaml"
     values = read_values(file)
     name = values.get("program")
-    if name not in MODULES:
+    if not isinstance(name, str) or name not in MODULES:
         raise ConfigError(f"{file} is of no program of this project: program={name!r}")
     program_of(name)  # makes the types of its options known to Hydra
     group_choices = []
@@ -48,9 +50,26 @@ def recompose(folder: Path, config_dir: Path | None = None) -> DictConfig:
             group_choices.append(f"{group}={choice_of(group, node, name, config_dir, file)}")
     overrides = [*group_choices, *(["tuned=none"] if "tuned" in values else [])]
     config = without_hydra(compose_with_hydra(name, overrides, config_dir))
+    composed = {value for _, value in environments(config)}
     with flag_override(config, "struct", True):
         put(config, values, file)
+    for option, value in environments(config):
+        module = value.partition(":")[0]
+        if ":" in value and value not in composed and module not in modules:
+            raise ConfigError(
+                f"{file}: {option}={value} is code of the module {module}, which is imported only if you name it: "
+                f"load(folder, modules=[{module!r}]), in a command modules={module}"
+            )
     return config
+
+
+def environments(config: DictConfig) -> Iterator[tuple[str, str]]:
+    """Yield (option, name) for each environment that options name; gymnasium imports what stands before a colon."""
+    for option in ("env.task", "env.game", "benchmark.sequence"):
+        value = OmegaConf.select(config, option, throw_on_missing=False)
+        for name in value if isinstance(value, ListConfig) else [value]:
+            if isinstance(name, str):
+                yield option, name
 
 
 def read_values(file: Path) -> dict[str, Any]:
@@ -63,19 +82,49 @@ def read_values(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{file} is no run's file: it has {file.stat().st_size:,} bytes")
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = content_of(file) or b""
     except FileNotFoundError:
         raise ConfigError(f"{file.parent} is no run folder: it has no {file.name}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    try:
+        values = yaml.safe_load(content.decode())
+        check_plain(values, iter(range(MAX_VALUES)))
+    except Exception as error:  # YAML's constructors of dates, numbers and sets fail in any way
         raise ConfigError(f"{file} is damaged: {' '.join(first_line(error).split())}") from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+    if not isinstance(values, dict):
         raise ConfigError(f"{file} is no run's file: it holds no options")
     for option, value in leaves(values):
         if isinstance(value, str) and "${" in value:
             raise ConfigError(f"{file} is no run's file: {option} is a reference, and a run writes values")
     return values
+
+
+def check_plain(value: Any, remaining: Iterator[int]) -> None:
+    """Check that a value consists of mappings with text keys, lists, texts, numbers, switches and null alone.
+
+    YAML can also give tuples, sets, dates and bytes, within which a `_target_` would not be seen, and aliases, by which
+    a short file stands for very many values or contains itself.
+
+    Args:
+        value: what a YAML file holds.
+        remaining: gives a number for each value that may still come.
+
+    Raises:
+        ValueError: it holds something else, or too many values.
+    """
+    if next(remaining, None) is None:
+        raise ValueError("it holds too many values")
+    if type(value) is dict:
+        if not all(type(key) is str for key in value):
+            raise ValueError("a name of an option is no text")
+        for inner in value.values():
+            check_plain(inner, remaining)
+    elif type(value) is list:
+        for inner in value:
+            check_plain(inner, remaining)
+    elif value is not None and type(value) not in (str, int, float, bool):
+        raise ValueError(f"a {type(value).__name__} is no value of an option")
 
 
 def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file: Path) -> str:

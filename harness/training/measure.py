@@ -126,7 +126,7 @@ def from_reports(reports: Mapping[str, Report], matrices: Matrices) -> dict[str,
 
 
 def dfi_of_projected(reports: Mapping[str, Report]) -> dict[str, float]:
-    """Return `dfi_projected_before` and `dfi_projected_after`: DfI summed over what an act has projected, by its reports.
+    """Return `dfi_projected_before` and `dfi_projected_after`: DfI summed over what an act projected, by its reports.
 
     An act may leave most matrices of a network as they are (of a ViT the paper projects q and k alone), and their DfI
     then hides its own.

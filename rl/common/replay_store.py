@@ -10,6 +10,7 @@ always means the same rows. The name appears only when the segment is completely
 import hashlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,10 @@ from harness.config.errors import TrainingError
 from harness.run.files import reading, write_atomically
 
 DIGITS = 32  # how many digits of the digest are in the file name
+# The name of a segment: environment, first row, row after the last, digest. Names stand in checkpoints, which may come
+# from somebody else: any other name could lead out of the folder.
+SEGMENT = re.compile(rf"\d+-\d+-\d+-[0-9a-f]{{{DIGITS}}}", re.ASCII)
+LEFTOVER = re.compile(r"\.\d+-.*\.tmp", re.ASCII)  # of a write that was interrupted
 
 
 class Ring:
@@ -101,7 +106,8 @@ class RingStore:
         self._manifests = [*self._manifests, set(manifest["segments"])][-keep:]
         needed = set().union(*self._manifests)
         for path in self.folder.glob("*"):
-            if path.name not in needed:
+            is_ours = SEGMENT.fullmatch(path.name) or LEFTOVER.fullmatch(path.name)
+            if is_ours and path.name not in needed:
                 path.unlink(missing_ok=True)
 
     def load(self, ring: Ring, manifest: dict[str, Any], elsewhere: Path | None = None) -> None:
@@ -117,6 +123,8 @@ class RingStore:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         for name in manifest["segments"]:
+            if not SEGMENT.fullmatch(name):
+                raise TrainingError(f"{name!r} is no segment of a replay: remove {self.folder.parent} to train again")
             env, start, stop = (int(part) for part in name.split("-")[:3])
             columns = _decode(self._fetch(name, elsewhere))
             first = max(start, manifest["written"][env] - ring.rows)
@@ -167,11 +175,13 @@ def check_segments(run_folder: Path, state: dict[str, Any]) -> None:
         state: the trainer's state; its `origin`, where it has one, may have segments that the folder lacks.
 
     Raises:
-        ValueError: one is missing or damaged.
+        ValueError: one is missing or damaged, or its name is none that this module writes.
         TrainingError: one cannot be read at the moment.
     """
     folders = [run_folder / "replay", *([Path(state["origin"]) / "replay"] if "origin" in state else [])]
     for name in state["replay"]["segments"]:
+        if not isinstance(name, str) or not SEGMENT.fullmatch(name):
+            raise ValueError(f"{name!r} is no segment of a replay")
         with reading(run_folder):
             if all(_read_intact(folder / name) is None for folder in folders):
                 raise ValueError(f"the replay's segment {name} is missing or damaged")

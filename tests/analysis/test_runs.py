@@ -1,13 +1,15 @@
 """Which runs belong together, and what they are called."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 import yaml
 
 from analysis.differences import by_number, differences
-from analysis.runs import settings
-from analysis.sources import load, small
+from analysis.runs import LeftOut, settings
+from analysis.sources import folders, load, small
 from analysis.sources.folders import read_folder
 from tests.analysis.synthetic import write_run
 
@@ -190,3 +192,36 @@ def test_options_that_are_numbers_sort_as_numbers(tmp_path):
     (setting,) = settings(load([str(tmp_path)])[0])
     assert [group.detail for group in setting.groups] == ["iterations=5", "iterations=10", "iterations=15"]
     assert sorted(["lr=0.01", "lr=1e-4", "lr=10", "lr=2"], key=by_number) == ["lr=1e-4", "lr=0.01", "lr=2", "lr=10"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "zz: &a {b: *a}",
+        "a0: &a0 [x, x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{f'*a{i}, ' * 9}x]\n" for i in range(9)),
+        f"zz: 0x{'f' * 5000}",
+        "zz: {1: a, b: c}",
+        "zz: {2001-01-01: a}",
+        "zz: !!bool x",
+        "zz: !!timestamp x",
+        "method: {name: a+b, parts: {}}",
+    ],
+)
+def test_one_bad_folder_does_not_stop_the_others(line: str, tmp_path: Path) -> None:
+    write_run(tmp_path, "fire")
+    bad = write_run(tmp_path, "base", name="bad")
+    with open(bad / "config.yaml", "a") as file:
+        file.write(f"{line}\n")
+    found = [*folders.read(tmp_path)]
+    assert [type(item).__name__ for item in sorted(found, key=lambda item: type(item).__name__)] == ["LeftOut", "Run"]
+    (left_out,) = [item for item in found if isinstance(item, LeftOut)]
+    assert "corrupt" in str(left_out) or "unreadable" in str(left_out)
+
+
+def test_pipes_and_names_elsewhere_are_not_read(tmp_path: Path) -> None:
+    for name, change in (
+        ("pipe", lambda folder: ((folder / "metrics.jsonl").unlink(), os.mkfifo(folder / "metrics.jsonl"))),
+        ("elsewhere", lambda folder: (folder / "checksums.json").write_text('{"../../other": "0"}')),
+    ):
+        change(write_run(tmp_path, name=name))
+    assert len([item for item in folders.read(tmp_path) if isinstance(item, LeftOut)]) == 2

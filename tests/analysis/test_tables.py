@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from analysis import rl, tables
+from analysis import formats, rl, tables
 from analysis.estimates import holm, paired
 from analysis.runs import settings
 from analysis.sources import load
@@ -211,3 +212,15 @@ def test_rl_table_says_where_options_differ_between_environments(tmp_path: Path)
             write_run(tmp_path / env, method, metric="eval/return", rows_=[row], dataset={"name": env}, hyper=hyper)
     frame = rl.table(settings(load([str(tmp_path)])[0]))
     assert [name.endswith("(other options in each environment)") for name in frame["method"]] == [False, True]
+
+
+def test_names_are_no_html_no_link_and_no_escape_sequence() -> None:
+    frame = pd.DataFrame(
+        {"method": ["<img src=x onerror=alert(1)>", "[x](javascript:alert(1))", "a\x1b[31mb", "p<0.001"]}
+    )
+    text = formats.as_markdown(frame)
+    assert "<img" not in text
+    assert "](" not in text
+    assert "\x1b" not in text
+    assert "p<0.001" in text
+    assert "\x1b" not in formats.as_text(frame)

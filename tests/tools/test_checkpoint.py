@@ -237,6 +237,12 @@ def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Pa
          "attn_implementation='someone/evil' is refused"),
         ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "text": {"_attn_implementation": "a/b"}},
          "_attn_implementation='a/b' is refused"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attn_implementation": {"": "a/b"}},
+         "attn_implementation.='a/b' is refused"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "parts": [{"attn_implementation": "a/b"}]},
+         "attn_implementation='a/b' is refused"),
+        ({"architectures": ["DetrModel"], "model_type": "detr", "backbone_config": {"backbone": "hf-hub:a/b"}},
+         "backbone='hf-hub:a/b' is refused: it is an address or a path"),
     ],
 )  # fmt: skip
 def test_a_config_that_names_files_or_repositories_is_refused(

@@ -28,7 +28,9 @@ def _checked_options(options: Mapping[str, Any] | None, *reserved: str) -> dict[
     """
     for name in reserved:
         if name in (options or {}):
-            raise ConfigError(f"model.options has {name}, which the data decide; networks begin at random weights")
+            raise ConfigError(
+                f"model.options has {name}: the data decide the sizes, and networks begin at random weights"
+            )
     return dict(options or {})
 
 
@@ -117,7 +119,8 @@ def timm_model(
         raise ConfigError("model=timm needs the package timm: pip install timm") from error
     if not timm.is_model(architecture):
         raise _unknown("timm", architecture, timm.list_models())
-    user_options = _checked_options(options, "pretrained", "num_classes", "in_chans")
+    files_and_addresses = ("pretrained", "checkpoint_path", "cache_dir", "pretrained_cfg", "pretrained_cfg_overlay")
+    user_options = _checked_options(options, "num_classes", "in_chans", *files_and_addresses)
     arguments: dict[str, Any] = {"pretrained": False, "num_classes": num_classes, "in_chans": in_channels}
     arguments |= user_options
     try:

@@ -90,17 +90,28 @@ def _build_from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
         return built
 
 
-def _refuse_code_of_others(config: Mapping[str, Any]) -> None:
-    """Refuse what lets transformers fetch code: an implementation of attention or experts that is a repository's name.
+def _refuse_code_of_others(value: Any, name: str = "") -> None:
+    """Refuse what lets transformers fetch code or a model's description from a hub or from a path.
+
+    An implementation of attention or experts, or a backbone, may be the name of a repository.
+
+    Args:
+        value: what config.json says, or a part of it.
+        name: the names of the keys that lead to it.
 
     Raises:
         CheckpointError: there is such a value, at any depth.
     """
-    for key, value in config.items():
-        if isinstance(value, dict):
-            _refuse_code_of_others(value)
-        elif "implementation" in key and not re.fullmatch(r"\w{1,40}", str(value)):
-            raise CheckpointError(f"config.json: {key}={value!r} is refused: it is no plain name")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _refuse_code_of_others(inner, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list):
+        for inner in value:
+            _refuse_code_of_others(inner, name)
+    elif "implementation" in name and not re.fullmatch(r"\w{1,40}", str(value)):
+        raise CheckpointError(f"config.json: {name}={value!r} is refused: it is no plain name")
+    elif "backbone" in name and isinstance(value, str) and re.search(r"[:/\\]", value):
+        raise CheckpointError(f"config.json: {name}={value!r} is refused: it is an address or a path")
 
 
 def _build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:

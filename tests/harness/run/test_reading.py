@@ -81,6 +81,21 @@ def test_nothing_is_changed(
     assert not list((folder / "checkpoints").glob("damaged-*"))
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "FAILED"])
+def test_a_link_to_a_file_of_others_empties_nothing(name: str, finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "vision" / finished.name
+    folder.mkdir(parents=True)
+    (tmp_path / "thesis.tex").write_text("words")
+    (folder / name).symlink_to(tmp_path / "thesis.tex")
+    if name == ".lock":
+        with pytest.raises(ConfigError, match="cannot"):
+            SMALL.run(tmp_path, *OPTIONS)
+    else:
+        SMALL.run(tmp_path, *OPTIONS)
+        assert_same(folder, finished)
+    assert (tmp_path / "thesis.tex").read_text() == "words"
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "DONE", "env.json", "newest"])
 def test_nor_where_a_link_leads_to_a_disk_that_is_not_mounted(name: str, finished: Path, tmp_path: Path) -> None:
     folder, archive = tmp_path / "vision" / finished.name, tmp_path / "archive"
@@ -114,7 +129,7 @@ def test_a_pipe_is_not_waited_for(name: str, finished: Path, tmp_path: Path) -> 
     (folder / "DONE").unlink()
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with pytest.raises(TrainingError, match=rf"^cannot read {folder / name} \(it is a pipe\)"):
+    with pytest.raises(TrainingError, match=rf"^cannot read {folder / name} \(it is no regular file\)"):
         SMALL.run(tmp_path, *OPTIONS)
 
 

@@ -1,6 +1,7 @@
 """A trained run back as modules: the same numbers, and nothing from a folder that is not what a run writes."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -197,6 +198,64 @@ def test_a_hostile_or_foreign_folder_is_one_line(
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("zz: !!pairs [a: {_target_: os.getcwd}]", "a tuple is no value of an option"),
+        ("zz: !!omap [a: {_target_: os.getcwd}]", "a tuple is no value"),
+        ("zz: !!set {a, b}", "a set is no value"),
+        ("zz: !!binary aGVsbG8=", "a bytes is no value"),
+        ("zz: 2001-01-01", "a date is no value"),
+        ("zz: 2001-99-99", "is damaged"),
+        ("zz: !!bool x", "is damaged"),
+        ("zz: !!timestamp x", "is damaged"),
+        (f"zz: {'9' * 5000}", "is damaged"),
+        ("zz: {1: 2}", "a name of an option is no text"),
+        ("zz: &a [*a]", "is damaged"),
+        ("zz: &a {b: *a}", "is damaged"),
+        (
+            "a0: &a0 [x, x]\n" + "".join(f"a{i + 1}: &a{i + 1} [{f'*a{i}, ' * 9}x]\n" for i in range(9)),
+            "too many values",
+        ),
+    ],
+)
+def test_only_plain_values_are_options(line: str, says: str, finished: Path, tmp_path: Path) -> None:
+    """A `_target_` within a tuple was built: `!!pairs` gives tuples."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    with open(folder / "config.yaml", "a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigError, match=says) as caught:
+        harness.load(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_and_a_program_that_is_no_text_are_one_line(finished: Path, tmp_path: Path) -> None:
+    folder = changed(finished, tmp_path / "run", program=["vision"])
+    with pytest.raises(ConfigError, match="no program of this project"):
+        harness.load(folder)
+    (folder / "config.yaml").unlink()
+    os.mkfifo(folder / "config.yaml")
+    with pytest.raises(ConfigError, match=r"it is no regular file|Invalid argument"):
+        harness.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("program", "option"), [(DQN, "env.game"), (SAC, "env.task"), (SAC, "benchmark.sequence")], ids=str
+)
+def test_a_module_with_environments_is_imported_only_if_it_is_named(
+    program: Program, option: str, tmp_path: Path
+) -> None:
+    config = program.compose(*(["benchmark=continual_control"] if "sequence" in option else []))
+    name = "module_of_a_stranger:Hopper-v5"
+    OmegaConf.update(config, option, [name] if "sequence" in option else name)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(OmegaConf.to_container(config, resolve=True)))
+    with pytest.raises(
+        ConfigError, match=rf"{option}={name} is code of the module .*modules=\['module_of_a_stranger'\]"
+    ):
+        recompose(tmp_path)
+    assert OmegaConf.select(recompose(tmp_path, modules=["module_of_a_stranger"]), option) in (name, [name])
+
+
 def test_no_name_in_a_folder_is_imported(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -277,7 +336,9 @@ def test_observations_and_texts_of_another_kind_are_refused(tmp_path: Path) -> N
     emulator = dqn.task.emulator
     values = dqn.model(dqn.preprocess(np.zeros((3, emulator.stack, *emulator.frame))))
     assert values.shape == (3, emulator.actions)
-    with pytest.raises(ValueError, match=r"was trained on torch.float32 \(n, \d, \d\), the last \d obs.* are .* \(3, 9\)"):
+    with pytest.raises(
+        ValueError, match=r"was trained on torch.float32 \(n, \d, \d\), the last \d obs.* are .* \(3, 9\)"
+    ):
         dqn.preprocess(np.zeros((3, 9)))
     sac = harness.load(SAC.run(tmp_path, *RUNS["sac"][1]))
     mean, log_std = sac.model(sac.preprocess(np.zeros((3, sac.task.observations))))

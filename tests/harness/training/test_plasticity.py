@@ -79,7 +79,11 @@ def test_the_deviation_of_what_is_projected_stands_beside_that_of_all_matrices(t
     """Of a ViT the paper projects q and k alone; what is left is most of the deviation of all its matrices."""
     numbers = {}
     for layout in ("all", "first"):
-        options = ("method=fire_exact", "metrics=weights", *(['method.layout={*.fc0.weight:project}'] * (layout == "first")))
+        options = (
+            "method=fire_exact",
+            "metrics=weights",
+            *(["method.layout={*.fc0.weight:project}"] * (layout == "first")),
+        )
         (row,) = [row for row in rows(SMALL.run(tmp_path / layout, *options)) if row.get("kind") == "boundary"]
         numbers[layout] = row
     assert "boundary/dfi_projected_after" not in numbers["all"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness.config.errors import TrainingError
-from rl.common.replay_store import RingStore
+from rl.common.replay_store import RingStore, check_segments
 from rl.dqn.frames import FrameReplay
 from tests.rl.dqn.test_frames import SHAPE, Naive, sampled
 
@@ -76,6 +76,30 @@ def test_removes_what_no_kept_checkpoint_needs(tmp_path: Path) -> None:
         assert {path.name for path in tmp_path.iterdir()} == expected
     for manifest in manifests[-2:]:
         RingStore(tmp_path, 8).load(new(), manifest)
+
+
+def test_names_of_a_stranger_s_checkpoint_lead_nowhere(tmp_path: Path) -> None:
+    naive = played(40, store := RingStore(tmp_path / "run" / "replay", 8))
+    manifest = store.save(naive.replay)
+    name = manifest["segments"][0]
+    (tmp_path / "run" / "replay" / "0-0-8-x").mkdir()
+    for bad in (f"0-0-8-x/../../../{name}", f"{tmp_path}/{name}", "0-0-8-x", name[:-1], 5):
+        other = {**manifest, "segments": [bad]}
+        with pytest.raises(ValueError, match="is no segment of a replay"):
+            check_segments(tmp_path / "run", {"replay": other})
+        if isinstance(bad, str):
+            with pytest.raises(TrainingError, match="is no segment of a replay"):
+                RingStore(tmp_path / "other" / "replay", 8).load(new(), other)
+
+
+def test_files_of_others_are_left(tmp_path: Path) -> None:
+    """`replay` may be a link to any folder."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("words")
+    (tmp_path / "replay").symlink_to(tmp_path / "home")
+    naive = played(40, store := RingStore(tmp_path / "replay", 8))
+    store.remove_unneeded(store.save(naive.replay), keep=1)
+    assert (tmp_path / "home" / "thesis.tex").read_text() == "words"
 
 
 def test_damage_is_mended_from_the_shared_first_phase_while_that_is_sound(tmp_path: Path) -> None:
