@@ -17,9 +17,10 @@ COMPARED = {
     "random labels, 50 % new": ("labels", "share 0.5"),
     "random labels, 25 % new": ("labels", "share 0.25"),
     "CartPole": ("cartpole", ""),
+    "double pendulum": ("pendulum", ""),
 }
 RIVALS = ("fire", "random_isometry", "full_reset", "snp")  # likewise
-DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4}
+DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4, "pendulum": 1}
 ROWS = {
     "base: nothing": "base",
     "a new network for each task": "fresh",
@@ -64,6 +65,7 @@ AGENT_ROWS = {
     "half": "half",
     "half, output layer kept": "half_head_kept",
 }
+SAC_ROWS = {name.replace("output layer kept", "output layers kept"): row for name, row in AGENT_ROWS.items()}
 
 
 def table(page: str, heading: str) -> Iterator[list[str]]:
@@ -156,4 +158,19 @@ def test_rows_on_cartpole() -> None:
         part = (mine["task/return"].mean() - base) / (fresh - base)
         left = mine.previous_return_after.mean() / mine.previous_return_before.mean()
         told = [str(len(mine)), f"{mine['task/return'].mean():.0f}", f"{part:.2f}", f"{left:.2f}"]
+        assert cells == told, name
+
+
+def test_rows_on_the_double_pendulum() -> None:
+    runs = pd.read_csv(FOLDER / "pendulum.csv").groupby("row").mean(numeric_only=True)
+    ends = pd.read_csv(FOLDER / "pendulum.tasks.csv").groupby("row")["eval/return"].mean()
+    base, fresh = (runs.loc[row, "task/return"] for row in ("base", "fresh"))
+    _, *lines = table("tables", "row | return | part")
+    assert [name for name, *_ in lines] == [*SAC_ROWS]
+    assert {*SAC_ROWS.values()} == {*runs.index}
+    for name, *cells in lines:
+        mine = runs.loc[SAC_ROWS[name]]
+        part = (mine["task/return"] - base) / (fresh - base)
+        left = mine.previous_return_after / mine.previous_return_before
+        told = [f"{mine['task/return']:.0f}", f"{part:.2f}", f"{left:.2f}", f"{ends[SAC_ROWS[name]]:.0f}"]
         assert cells == told, name
