@@ -63,9 +63,9 @@ class Owner:
         """Read the content of a lock's file; None if an older version wrote it, or it is damaged."""
         try:
             owner = cls(**json.loads(text))
-        except (ValueError, TypeError):
+        except (RecursionError, TypeError, ValueError):
             return None
-        return owner if isinstance(owner.process, int) else None
+        return owner if isinstance(owner.process, int) and 0 < owner.process < 2**31 else None
 
     @classmethod
     def read(cls, file: Path) -> "Owner | None":

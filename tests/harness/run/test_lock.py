@@ -146,7 +146,15 @@ def test_of_another_machine_the_user_decides(other: dict[str, str], has_flock: b
         """Once it is removed."""
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"host": 1}', '{"host": "x", "process": "y", "since": "z"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", "null", "{", "[" * 100_000, '{"host": 1}', '{"host": "x", "process": "y", "since": "z"}'),
+        '{"host": "x", "process": 10000000000000000000000, "since": "z"}',
+        '{"host": "x", "process": -1, "since": "z"}',
+    ],
+    ids=range(9),
+)
 def test_a_lock_that_does_not_name_its_owner_is_left_to_the_user(text: str, has_flock: bool, tmp_path: Path) -> None:
     """It was damaged, or its owner was killed before it had written its name."""
     (tmp_path / "lock-held").write_text(text)
