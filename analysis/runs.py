@@ -324,8 +324,6 @@ def check(run: Run) -> Run:
 def check_plain(value: Any, remaining: Iterator[int]) -> None:
     """Check that options are mappings with text keys, lists, and plain values, and not too many or too large.
 
-    By aliases a short YAML file can stand for very many values, or contain itself.
-
     Args:
         value: the options, or a part of them.
         remaining: gives a number for each value that may still come.

@@ -97,7 +97,7 @@ def read_folder(folder: Path) -> Run:
     env_file, identity_file = folder / "env.json", folder / "identity.json"
     identity = mapping(identity_file) if identity_file.exists() else {}  # a run of an older version has none
     meta = {
-        "config": mapping(folder / "config.yaml", lambda raw: yaml.load(raw, YamlLoader)),  # a safe loader
+        "config": mapping(folder / "config.yaml", parse_yaml),
         "environment": mapping(env_file) if env_file.exists() else {},
         "finished": finished,
         "failure": failure,
@@ -133,6 +133,18 @@ def content(file: Path) -> bytes:
     if not stat.S_ISREG(file.stat().st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", str(file))
     return file.read_bytes()
+
+
+def parse_yaml(raw: bytes) -> Any:
+    """Return the options in a config.yaml.
+
+    Raises:
+        ValueError: it has aliases, by which a short text could stand for endless values; no run writes them.
+        YAMLError: it is damaged.
+    """
+    if b"&" in raw and any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(raw, YamlLoader)):
+        raise ValueError("it has aliases, which no run writes")
+    return yaml.load(raw, YamlLoader)  # a safe loader
 
 
 def mapping(file: Path, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:

@@ -88,7 +88,10 @@ def read_values(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror or error}") from None
     try:
-        values = yaml.safe_load(content.decode())
+        text = content.decode()
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise ValueError("it has aliases, which no run writes: a short text could stand for endless values")
+        values = yaml.safe_load(text)
         check_plain(values, iter(range(MAX_VALUES)))
     except Exception as error:  # YAML's constructors of dates, numbers and sets fail in any way
         raise ConfigError(f"{file} is damaged: {' '.join(first_line(error).split())}") from None
@@ -103,8 +106,7 @@ def read_values(file: Path) -> dict[str, Any]:
 def check_plain(value: Any, remaining: Iterator[int]) -> None:
     """Check that a value consists of mappings with text keys, lists, texts, numbers, switches and null alone.
 
-    YAML can also give tuples, sets, dates and bytes, within which a `_target_` would not be seen, and aliases, by which
-    a short file stands for very many values or contains itself.
+    YAML can also give tuples, sets, dates and bytes, within which a `_target_` would not be seen.
 
     Args:
         value: what a YAML file holds.
