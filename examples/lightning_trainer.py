@@ -35,7 +35,5 @@ fire = FireCallback(Every(50), solver="exact")
 callbacks = [fire, EMAWeightAveraging()]
 trainer = L.Trainer(max_epochs=10, callbacks=callbacks, logger=CSVLogger("logs"))
 trainer.fit(Product(), loader)
-print(
-    f"acted at steps {[firing.step for firing in fire.intervention.fired]}; the last time:"
-)
+print("acted at", [firing.step for firing in fire.intervention.fired])
 print(fire.intervention.report)
