@@ -78,9 +78,12 @@ def cells(frame: pd.DataFrame) -> list[list[str]]:
     return [[printable(cell) for cell in row] for row in table]
 
 
+SPACES = "\n\u00a0\u202f"  # which `isprintable` does not count
+
+
 def printable(text: str) -> str:
     """Return a text with a question mark for each character that would steer a terminal; names come from runs."""
-    return "".join(character if character.isprintable() or character == "\n" else "?" for character in text)
+    return "".join(character if character.isprintable() or character in SPACES else "?" for character in text)
 
 
 def as_text(frame: pd.DataFrame) -> str:
@@ -103,7 +106,7 @@ def as_markdown(frame: pd.DataFrame) -> str:
 
 def as_cell(text: str) -> str:
     """Return a text for a cell of a Markdown table."""
-    text = text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("](", "]\\(")
+    text = text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ").replace("](", "]\\(").replace("$", "\\$")
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
 
 

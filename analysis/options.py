@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from analysis.formats import printable
 from analysis.runs import LeftOut, Run, SourceError
 from analysis.sources import load
 
@@ -70,7 +71,7 @@ def load_or_explain(
         print(f"{program}: {error}", file=sys.stderr)
         return None
     for item in left_out:
-        print(item)
+        print(printable(str(item)))
     if not runs:
         print(f"{program}: no usable runs in {', '.join(sources)}", file=sys.stderr)
         return None

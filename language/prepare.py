@@ -91,7 +91,9 @@ def corpus_folder(data: Path, options: dict[str, Any], tokenizer: Tokenizer) -> 
     return data / "language" / f"{name}-{tokenizer.name}-{digest(options | made_by)}"
 
 
-def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool) -> dict[str, TokenFile]:
+def load(
+    data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool, prepares: bool = True
+) -> dict[str, TokenFile]:
     """Return the token files of a corpus, by split; they are prepared now if they are missing and need no download.
 
     Args:
@@ -99,14 +101,16 @@ def load(data: Path, options: dict[str, Any], tokenizer: Tokenizer, local: bool)
         options: options of the corpus, as in `conf/dataset`.
         tokenizer: the model's tokenizer.
         local: whether the texts are on this machine.
+        prepares: False: files that are missing are an error wherever the texts are, so that nothing is written.
 
     Raises:
         ConfigError: the files are missing and the texts are not on this machine, or they are damaged.
     """
     folder = corpus_folder(data, options, tokenizer)
-    if local:
+    ready = all((folder / f"{split}.json").exists() for split in SPLITS)
+    if local and (ready or prepares):
         return prepare(data, options, tokenizer, progress=False, hash_large_files=False)
-    if not all((folder / f"{split}.json").exists() for split in SPLITS):
+    if not ready:
         parameters = inspect.signature(get_method(options["_target_"])).parameters
         arguments = ""  # those that differ from their defaults, for the command that prepares the corpus
         for name, value in options.items():
@@ -185,7 +189,9 @@ def _tokenise(folder: Path, corpus: Corpus, tokenizer: Tokenizer, progress: bool
     """Write the tokens of each split into `<split>.bin.part`."""
     bar = tqdm(total=corpus.count, desc=folder.name, unit="doc", disable=not progress)
     train_part, val_part = (folder / f"{split}.bin.part" for split in SPLITS)
-    with bar, train_part.open("wb") as train, val_part.open("wb") as val:
+    for part in (train_part, val_part):
+        part.unlink(missing_ok=True)  # of a process that was killed; a link is not followed
+    with bar, train_part.open("xb") as train, val_part.open("xb") as val:
         documents = corpus.documents()
         while batch := list(islice(documents, BATCH)):
             tokens = tokenizer.encode([text for text, _ in batch])

@@ -100,8 +100,12 @@ class Task:
     METRICS: ClassVar[tuple[str, ...]] = ("loss",)  # numbers of each step that triggers can follow
 
     @classmethod
-    def from_config(cls, config: DictConfig) -> "Task":
+    def from_config(cls, config: DictConfig, prepares: bool = True) -> "Task":
         """Check the options, open the data (prepared here if that needs no download), build network and method.
+
+        Args:
+            config: the options.
+            prepares: False: a corpus that is not prepared is an error.
 
         Raises:
             ConfigError: an option is out of its range, the data are not there or damaged, or do not fit together.
@@ -134,7 +138,7 @@ class Task:
         elif config.benchmark.iterations is not None:
             idle["benchmark.passes"] = f"beside benchmark.iterations={config.benchmark.iterations}: set that to null"
         refuse_idle(idle)
-        corpora = open_data(config)
+        corpora = open_data(config, prepares)
         block, vocabulary = config.model.block_size, tokenizer.vocab_size
         pair = {key: config.dataset[key] for key in ("replay", "mix_by") if key in config.dataset}
         setting = Setting(block, config.batch_size * config.accumulation * block, vocabulary, config.seed, **pair)
@@ -315,8 +319,12 @@ class Task:
         return autocast(self.device, self.config.precision)
 
 
-def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
+def open_data(config: DictConfig, prepares: bool = True) -> dict[str, dict[str, TokenFile]]:
     """Return the corpora of a configuration by name and split, and prepare those that need no download.
+
+    Args:
+        config: the options.
+        prepares: False: a corpus that is not prepared is an error.
 
     Raises:
         ConfigError: they are not there or damaged, or the tokenizer is not.
@@ -325,7 +333,7 @@ def open_data(config: DictConfig) -> dict[str, dict[str, TokenFile]]:
     dataset: Any = OmegaConf.to_container(config.dataset, resolve=True)
     parts = parts_of_dataset(dataset)
     corpora = {
-        name: load(expanded(config.paths.data), corpus, tokenizer, local=corpus["local"])
+        name: load(expanded(config.paths.data), corpus, tokenizer, corpus["local"], prepares)
         for name, corpus in parts.items()
     }
     if any("path" in corpus for corpus in parts.values()):  # of a user's own texts nothing is known

@@ -7,6 +7,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from harness.config.config import Paths
 from harness.trained.load import Trained
 from language.learner import Learner
 from language.phase import evaluate
@@ -16,7 +17,8 @@ from language.tokenizers import get_tokenizer
 
 def load(config: DictConfig, state: dict[str, Any]) -> Trained:
     """Return the language model of a checkpoint's state, with its tokenizer."""
-    task = Task.from_config(config)
+    # The folder of data that the run names may be anywhere: tokens are only written where any program here writes them.
+    task = Task.from_config(config, prepares=config.paths.data == Paths.data)
     learner = Learner.new(task)
     preprocess = functools.partial(tokens_of, task, state["phase"])
     measure = functools.partial(evaluate, task, learner)

@@ -87,7 +87,8 @@ def main(folder: str, options: Options) -> None:
         os.environ.setdefault("SDL_NO_SIGNAL_HANDLERS", "1")  # else SDL takes SIGTERM, and nothing happens
     if options.strip is not None:
         check_strip(expanded(options.strip))
-    trained = load(folder, options.device, options.config_dir, (options.modules or "").split(","))
+    modules = [name.strip() for name in (options.modules or "").split(",")]
+    trained = load(folder, options.device, options.config_dir, modules)
     if trained.program not in GAMES:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
     if options.task is not None and trained.task.benchmark is None:

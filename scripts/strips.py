@@ -3,7 +3,7 @@
     python -m scripts.strips runs/dqn/<base> runs/dqn/<fire> out=both.png
 
 Each strip has eight frames, evenly spaced over the first episode, as `python -m rl.play RUN strip=` writes them. Its
-title has the method, the return of that episode, and the mean over ten.
+title has the method, the return of that episode, and the mean over ten. `modules=mine` as in `rl.play`, for one module.
 """
 
 import os
@@ -24,8 +24,9 @@ EPISODES = 10
 
 def main(words: list[str]) -> None:
     """Draw the runs that the command line names."""
-    folders = [word for word in words if not word.startswith("out=")]
+    folders = [word for word in words if not word.startswith(("out=", "modules="))]
     outputs = [word.removeprefix("out=") for word in words if word.startswith("out=")]
+    modules = [word.removeprefix("modules=") for word in words if word.startswith("modules=")]
     if not folders or len(outputs) != 1:
         sys.exit(str(__doc__))
     os.environ.setdefault("MUJOCO_GL", "egl")  # as in rl.play: draw without a display
@@ -34,7 +35,7 @@ def main(words: list[str]) -> None:
     style.use()
     figure, axes = plt.subplots(len(folders), 1, figsize=(style.PAGE, 0.85 * len(folders)), squeeze=False)
     for ax, folder in zip(axes[:, 0], folders, strict=True):
-        strip, returns, method = strip_of(folder)
+        strip, returns, method = strip_of(folder, modules)
         ax.imshow(strip)
         ax.set_axis_off()
         ax.set_title(
@@ -46,9 +47,9 @@ def main(words: list[str]) -> None:
     print(f"wrote {outputs[0]}")
 
 
-def strip_of(folder: str) -> tuple[np.ndarray, list[float], str]:
+def strip_of(folder: str, modules: list[str]) -> tuple[np.ndarray, list[float], str]:
     """Return an agent's strip (height, width, channels), the returns of its episodes, and its method's name."""
-    trained = load(folder)
+    trained = load(folder, modules=modules)
     if trained.program not in GAMES:
         raise ConfigError(f"{folder} is of {trained.program}.train: only agents play")
     with tempfile.TemporaryDirectory() as temporary:

@@ -245,8 +245,8 @@ class Run:
             for name in ("FAILED", "DONE", "checksums.json"):
                 (self.folder / name).unlink(missing_ok=True)
             rows = self.folder / "metrics.jsonl"
-            if rows.is_symlink() and not self._complete_bytes:
-                rows.unlink()  # no checkpoint says that what it leads to is this run's, so that it is not emptied
+            if rows.is_symlink():  # what it leads to stays as it is: nothing but this run's rows is cut
+                write_atomically(rows, (self._content_of("metrics.jsonl") or b"")[: self._complete_bytes])
             with open(rows, "ab") as metrics:
                 metrics.truncate(self._complete_bytes)
             write_atomically(self.folder / "config.yaml", self.config_yaml.encode())

@@ -12,6 +12,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +72,8 @@ class Owner:
     def read(cls, file: Path) -> "Owner | None":
         """Return who wrote a lock's file; None if there is no file, or an older version wrote it."""
         try:
+            if not stat.S_ISREG(file.stat().st_mode):
+                return None
             return cls.parse(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, UnicodeDecodeError):
             return None

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import json
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from harness.config.config import set_up_torch
@@ -33,6 +35,10 @@ from harness.training import seeding
 from harness.training.learner import LearnerBase
 
 log = logging.getLogger(__name__)
+# What options or a state that no run has written may raise while networks are built and filled.
+FAULTS_OF_A_FOLDER = (
+    AttributeError, LookupError, OmegaConfBaseException, OverflowError, RuntimeError, TypeError, ValueError
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -127,15 +133,28 @@ def load(
     path = Path(folder).expanduser()
     config = recompose(path, None if config_dir is None else Path(config_dir).expanduser(), modules)
     config.device, config.progress = device, False
-    if OmegaConf.select(config, "dataset.download", throw_on_missing=False):
-        config.dataset.download = False  # what is loaded uses no network
+    for option in ("download", "cache"):  # what is loaded uses no network and writes no decoded images
+        if OmegaConf.select(config, f"dataset.{option}", throw_on_missing=False):
+            config.dataset[option] = False
+    if config.threads is not None:  # a run of a larger machine
+        config.threads = min(config.threads, os.cpu_count() or 1)
+    if OmegaConf.select(config, "env.options.render_mode", throw_on_missing=False) not in (None, "rgb_array"):
+        config.env.options.render_mode = None  # a window would need a display
     state = newest_state(path)
     warn_of_changed_code(path, targets_below(config))
     program = program_of(config.program)
     try:
         with torch_as_before():
             trained: Trained = program.load(config, state)
-    except (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        AttributeError,
+        LookupError,
+        OmegaConfBaseException,
+        OverflowError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         if isinstance(error, ConfigError | TrainingError):
             raise
         # torch names the first weight that does not fit in the second line

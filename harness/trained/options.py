@@ -15,7 +15,8 @@ from harness.config.groups import choices, compose_with_hydra, groups_of, target
 from harness.program.by_name import MODULES, program_of
 from harness.run.files import content_of
 
-MAX_BYTES, MAX_VALUES = 10_000_000, 1_000_000  # of a config.yaml; a run's options are a few thousand bytes
+# Of a config.yaml; a run's options are a few thousand bytes.
+MAX_BYTES, MAX_VALUES, MAX_DEPTH = 10_000_000, 1_000_000, 30
 
 
 def recompose(folder: Path, config_dir: Path | None = None, modules: Collection[str] = ()) -> DictConfig:
@@ -103,7 +104,7 @@ def read_values(file: Path) -> dict[str, Any]:
     return values
 
 
-def check_plain(value: Any, remaining: Iterator[int]) -> None:
+def check_plain(value: Any, remaining: Iterator[int], depth: int = 0) -> None:
     """Check that a value consists of mappings with text keys, lists, texts, numbers, switches and null alone.
 
     YAML can also give tuples, sets, dates and bytes, within which a `_target_` would not be seen.
@@ -111,22 +112,27 @@ def check_plain(value: Any, remaining: Iterator[int]) -> None:
     Args:
         value: what a YAML file holds.
         remaining: gives a number for each value that may still come.
+        depth: how many mappings and lists the value is in.
 
     Raises:
         ValueError: it holds something else, or too many values.
     """
-    if next(remaining, None) is None:
-        raise ValueError("it holds too many values")
+    if next(remaining, None) is None or depth > MAX_DEPTH:
+        raise ValueError("it holds too many values, or too many within each other")
     if type(value) is dict:
-        if not all(type(key) is str for key in value):
+        if not all(type(key) is str and key.isprintable() for key in value):
             raise ValueError("a name of an option is no text")
         for inner in value.values():
-            check_plain(inner, remaining)
+            check_plain(inner, remaining, depth + 1)
     elif type(value) is list:
         for inner in value:
-            check_plain(inner, remaining)
+            check_plain(inner, remaining, depth + 1)
     elif value is not None and type(value) not in (str, int, float, bool):
         raise ValueError(f"a {type(value).__name__} is no value of an option")
+    elif type(value) is int and abs(value) >= 2**64:
+        raise ValueError("a number has more than 64 bits")
+    elif value == "???" or (type(value) is str and "\x1b" in value):
+        raise ValueError(f"{value!r} is no value of an option")
 
 
 def choice_of(group: str, node: Any, program: str, config_dir: Path | None, file: Path) -> str:

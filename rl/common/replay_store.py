@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -208,6 +209,8 @@ def _encode(columns: dict[str, np.ndarray]) -> bytes:
 def _read_intact(path: Path) -> bytes | None:
     """Return the bytes of a segment; None if it is missing or its digest is not the one in its name."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            return None
         data = path.read_bytes()
     except FileNotFoundError:
         return None

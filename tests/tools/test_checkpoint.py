@@ -243,6 +243,10 @@ def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Pa
          "attn_implementation='a/b' is refused"),
         ({"architectures": ["DetrModel"], "model_type": "detr", "backbone_config": {"backbone": "hf-hub:a/b"}},
          "backbone='hf-hub:a/b' is refused: it is an address or a path"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+          "vision_config": {"architecture": "hf_hub:a/b"}}, "architecture='hf_hub:a/b' is refused"),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+          "vision_config": {"model_args": {"checkpoint_path": "w.pth"}}}, "checkpoint_path='w.pth' is refused"),
     ],
 )  # fmt: skip
 def test_a_config_that_names_files_or_repositories_is_refused(

@@ -93,7 +93,8 @@ def _build_from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
 def _refuse_code_of_others(value: Any, name: str = "") -> None:
     """Refuse what lets transformers fetch code or a model's description from a hub or from a path.
 
-    An implementation of attention or experts, or a backbone, may be the name of a repository.
+    An implementation of attention or experts, a backbone or an architecture may be the name of a repository, and an
+    argument of timm's models (`model_args`) a file of weights that older versions of timm unpickle.
 
     Args:
         value: what config.json says, or a part of it.
@@ -110,8 +111,10 @@ def _refuse_code_of_others(value: Any, name: str = "") -> None:
             _refuse_code_of_others(inner, name)
     elif "implementation" in name and not re.fullmatch(r"\w{1,40}", str(value)):
         raise CheckpointError(f"config.json: {name}={value!r} is refused: it is no plain name")
-    elif "backbone" in name and isinstance(value, str) and re.search(r"[:/\\]", value):
+    elif re.search("backbone|architecture", name) and isinstance(value, str) and re.search(r"[:/\\]", value):
         raise CheckpointError(f"config.json: {name}={value!r} is refused: it is an address or a path")
+    elif "model_args" in name and not isinstance(value, int | float | None):
+        raise CheckpointError(f"config.json: {name}={value!r} is refused: not all of it are sizes and switches")
 
 
 def _build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:

@@ -162,6 +162,12 @@ def test_a_lock_that_does_not_name_its_owner_is_left_to_the_user(text: str, has_
         Lock(tmp_path / "lock").acquire()
 
 
+def test_a_pipe_in_place_of_a_lock_s_file_names_no_owner(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "lock-held")
+    with pytest.raises(Held, match="another process"):
+        Lock(tmp_path / "lock").acquire()
+
+
 def test_a_process_of_another_user_that_proc_hides_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With hidepid, /proc shows each user only her own processes."""
     real = Path.exists

@@ -96,6 +96,20 @@ def test_a_link_to_a_file_of_others_empties_nothing(name: str, finished: Path, t
     assert (tmp_path / "thesis.tex").read_text() == "words"
 
 
+def test_rows_behind_a_link_are_copied_and_stay(finished: Path, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "vision" / finished.name, tmp_path / "elsewhere"
+    shutil.copytree(finished, folder)
+    (folder / "DONE").unlink()
+    shutil.move(folder / "metrics.jsonl", elsewhere)
+    with open(elsewhere, "a") as file:
+        file.write("precious=1\n")
+    before = elsewhere.read_bytes()
+    (folder / "metrics.jsonl").symlink_to(elsewhere)
+    SMALL.run(tmp_path, *OPTIONS)
+    assert elsewhere.read_bytes() == before
+    assert_same(folder, finished)
+
+
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl", "DONE", "env.json", "newest"])
 def test_nor_where_a_link_leads_to_a_disk_that_is_not_mounted(name: str, finished: Path, tmp_path: Path) -> None:
     folder, archive = tmp_path / "vision" / finished.name, tmp_path / "archive"

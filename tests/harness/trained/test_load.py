@@ -211,6 +211,10 @@ def test_a_hostile_or_foreign_folder_is_one_line(
         ("zz: !!timestamp x", "is damaged"),
         (f"zz: {'9' * 5000}", "is damaged"),
         ("zz: {1: 2}", "a name of an option is no text"),
+        ('"a\\e[31m": 1', "a name of an option is no text"),
+        ("zz: ???", r"'\?\?\?' is no value of an option"),
+        (f"zz: 0x{'f' * 5000}", "more than 64 bits"),
+        (f"zz: {'[' * 60}{']' * 60}", "too many within each other"),
         ("zz: &a [*a]", "it has aliases"),
         ("zz: &a {b: *a}", "it has aliases"),
         (
@@ -258,6 +262,16 @@ def test_a_module_with_environments_is_imported_only_if_it_is_named(
     ):
         recompose(tmp_path)
     assert OmegaConf.select(recompose(tmp_path, modules=["module_of_a_stranger"]), option) in (name, [name])
+
+
+def test_a_language_run_is_loaded_with_the_tokens_that_are_there(tmp_path: Path) -> None:
+    """Where they are missing nothing is prepared: the folder's options say where that would be written."""
+    folder = LANGUAGE.run(tmp_path, "method=base", f"paths.data={tmp_path / 'data'}")
+    assert harness.load(folder).step
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"is not prepared in .*: run python -m language\.prepare dataset="):
+        harness.load(folder)
+    assert not (tmp_path / "data").exists()
 
 
 def test_no_name_in_a_folder_is_imported(

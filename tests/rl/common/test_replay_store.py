@@ -1,6 +1,7 @@
 """Segments of a ring on disk: what is loaded is what was there, whatever happened in between."""
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,16 @@ def test_names_of_a_stranger_s_checkpoint_lead_nowhere(tmp_path: Path) -> None:
         if isinstance(bad, str):
             with pytest.raises(TrainingError, match="is no segment of a replay"):
                 RingStore(tmp_path / "other" / "replay", 8).load(new(), other)
+
+
+def test_a_pipe_is_no_segment(tmp_path: Path) -> None:
+    naive = played(40, store := RingStore(tmp_path / "run" / "replay", 8))
+    manifest = store.save(naive.replay)
+    path = tmp_path / "run" / "replay" / manifest["segments"][0]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is missing or damaged"):
+        check_segments(tmp_path / "run", {"replay": manifest})
 
 
 def test_files_of_others_are_left(tmp_path: Path) -> None:
