@@ -146,15 +146,7 @@ def load(
     try:
         with torch_as_before():
             trained: Trained = program.load(config, state)
-    except (
-        AttributeError,
-        LookupError,
-        OmegaConfBaseException,
-        OverflowError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except FAULTS_OF_A_FOLDER as error:
         if isinstance(error, ConfigError | TrainingError):
             raise
         # torch names the first weight that does not fit in the second line
