@@ -34,8 +34,10 @@ class PlasticityGap:
         fresh: loss of the fresh network after the same training, one for each draw.
         steps: optimizer steps of each training.
         gap: mean over draws of aged - fresh; above 0 the aged network learns less in the same number of steps.
-        low: lower end of the gap's 95 % t-interval over draws.
-        high: upper end of the gap's 95 % t-interval over draws.
+        low: lower end of the gap's 95 % interval. The aged network, too, had initial weights of its own, so it is
+            compared with single fresh networks, not with their mean: it is mean -+ t s sqrt(1 + 1 / draws), with s the
+            standard deviation over draws. Of networks that have lost nothing one in forty lies above it by chance.
+        high: upper end of this interval.
     """
 
     aged: tuple[float, ...]
@@ -136,7 +138,7 @@ def plasticity_gap(
     gaps = torch.tensor(
         [a - b for a, b in zip(aged_losses, fresh_losses, strict=True)], dtype=torch.float64, device="cpu"
     )
-    half_width = STUDENT_T[min(draws - 2, len(STUDENT_T) - 1)] * float(gaps.std()) / math.sqrt(draws)
+    half_width = STUDENT_T[min(draws - 2, len(STUDENT_T) - 1)] * float(gaps.std()) * math.sqrt(1 + 1 / draws)
     gap = float(gaps.mean())
     return PlasticityGap(tuple(aged_losses), tuple(fresh_losses), steps, gap, gap - half_width, gap + half_width)
 

@@ -59,7 +59,7 @@ def test_by_hand() -> None:
     assert found.aged == pytest.approx([100 * factor] * 4)
     assert found.fresh == pytest.approx([w.weight.item() ** 2 * factor for w in seen])
     gaps = torch.tensor(found.aged) - torch.tensor(found.fresh)
-    half = 3.182 * gaps.std().item() / math.sqrt(4)
+    half = 3.182 * gaps.std().item() * math.sqrt(1 + 1 / 4)
     assert (found.gap, found.low, found.high) == pytest.approx(
         [gaps.mean().item(), gaps.mean().item() - half, gaps.mean().item() + half], rel=1e-5
     )
@@ -82,6 +82,28 @@ def test_it_sees_the_loss_of_plasticity_and_what_fire_gives_back() -> None:
     none = gap(network())
     assert none.low < 0 < none.high
     assert not none.lost
+
+
+def test_a_network_that_has_lost_nothing_is_seldom_called_lost() -> None:
+    """Where aged and fresh networks come from one distribution, 2.5 % are above the interval, however many draws."""
+    torch.manual_seed(77)  # no seed of a draw
+    options = {"batches": [0], "steps": 1, "loss": lambda model, _: model.weight.sum()}
+    for draws in (3, 20):
+        gaps = [
+            plasticity_gap(
+                Weight(torch.randn(()).item()),
+                lambda: Weight(torch.randn(()).item()),
+                optimizer=lambda p: torch.optim.SGD(p, lr=1e-9),
+                draws=draws,
+                seed=seed,
+                **options,
+            )
+            for seed in range(400)
+        ]
+        lost = sum(gap.lost for gap in gaps) / len(gaps)
+        ahead = sum(gap.high < 0 for gap in gaps) / len(gaps)
+        assert 0.005 < lost < 0.05
+        assert 0.005 < ahead < 0.05
 
 
 def test_both_train_on_the_same_batches_in_the_same_order() -> None:

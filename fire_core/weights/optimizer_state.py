@@ -355,7 +355,11 @@ def _reset_units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> 
     if not parameters_of([optimizer]) & chosen:
         return
     # accelerate's wrapper has no state of its own: it shows that of the optimizer inside.
-    parts = [part for part in with_inner(optimizer) if not type(part).__module__.startswith("accelerate.")]
+    if type(optimizer).__module__.startswith("accelerate."):
+        for inner in held_optimizers(optimizer).values():
+            yield from _reset_units(inner, chosen, rows)
+        return
+    parts = [*with_inner(optimizer)]
     if all(type(part).__module__.startswith(("torch.optim.", "fire_core.")) for part in parts):
         yield from (ResetUnit([part]) for part in parts)
         return

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Set
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core.weights.source import SourceReader
 from fire_core.weights.syntax_trees import forward_of, is_torchs
@@ -74,7 +74,8 @@ def output_convolutions(model: nn.Module, code: SourceReader) -> set[int]:
         model: without wrappers.
         code: what was read of it.
     """
-    weights = {id(layer.weight) for layer in model.modules() if is_layer(layer) and not is_dense(layer)}
+    convolutions = [layer for layer in model.modules() if is_layer(layer) and not is_dense(layer)]
+    weights = {id(weight) for layer in convolutions if (weight := _weight(layer)) is not None}
     keys: set[int] = set()
     for flow in code.results.get(model, ()):
         origins = {key for key, _ in flow.origins}
@@ -111,9 +112,14 @@ def _sizes(module: nn.Module) -> Sizes:
     return tuple((output_count(layer), input_count(layer)) for layer in module.modules() if is_layer(layer))
 
 
+def _weight(layer: nn.Module) -> Tensor | None:
+    """Return the weight of a layer; None if it is parametrised, for computing it may change buffers."""
+    return layer._parameters.get("weight")
+
+
 def _weights_of(network: nn.Module) -> set[int]:
-    """Return the `id`s of the weights of a network's linear layers."""
-    return {id(layer.weight) for layer in network.modules() if is_dense(layer)}
+    """Return the `id`s of the weights of a network's linear layers, without those that are parametrised."""
+    return {id(weight) for layer in network.modules() if is_dense(layer) and (weight := _weight(layer)) is not None}
 
 
 def _output_layer_keys(

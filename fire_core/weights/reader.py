@@ -466,7 +466,7 @@ def _split(entry: Entry, cut: Cut) -> list[Entry]:
     parts, start = [], 0
     for name, height in cut.blocks:
         role = entry.role
-        if attention and role not in ("ssm", "other"):
+        if attention and role not in ("ssm", *topology.REASONS):  # a factor of LoRA on q, k and v remains a factor
             role = name if name in ("q", "k", "v") else "attention_out"
         rows = (start, start + height)
         parts.append(replace(entry, block=name, role=role, rows=rows, repeats=cut.repeats))

@@ -320,6 +320,7 @@ def is_named_table(name: str) -> bool:
     return _TABLE.fullmatch(name.rpartition(".")[2].lower()) is not None
 
 
+# Why parameters of these roles are kept unless a selector names them.
 REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; include= takes it, or the layout word embedding",
     "depthwise": "a depthwise convolution: its matrices are m x 1; the layout word depthwise takes it",

@@ -106,6 +106,25 @@ def test_a_layer_that_no_pass_uses_is_no_matter(trigger: Callable[[], Any]) -> N
     assert hook.intervention.trigger.last is not None
 
 
+class Noisy(nn.Module):
+    """A parametrization that draws a number each time that its weight is asked for."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + torch.rand(()) / 100
+
+
+def test_reading_a_model_computes_no_parametrised_weight() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Conv1d(8, 8, 1), nn.Linear(1, 3))
+    nn.utils.parametrize.register_parametrization(model[0], "weight", Noisy())
+    nn.utils.parametrizations.spectral_norm(model[2])  # its buffers are those of a power iteration
+    nn.utils.parametrizations.spectral_norm(model[3])
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    matrices(model)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 # ------------------------------------------------------------------------------------------------------ plasticity_gap
 
 

@@ -79,6 +79,27 @@ def test_a_weight_that_an_adapter_is_added_to_is_projected_with_a_warning() -> N
     fire_(model, include="*lora_A*", exclude="*.2.*")  # the factors of an adapter that is not merged, as before
 
 
+@pytest.mark.parametrize("layout", ["all", "attention"])
+def test_the_factors_of_an_adapter_on_queries_keys_and_values_in_one_are_kept(layout: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=12, n_layer=1, n_head=2)
+    config = peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a deprecated name in transformers
+        model = peft.get_peft_model(transformers.GPT2LMHeadModel(sizes), config)
+    for name, p in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(p, 0, 0.1)
+    before = copy.deepcopy(model.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fire_(model, layout=layout)  # the base is frozen, and the factors are what is trained
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    report = acted(model, layout={"adapter": "project"})
+    assert {row.name.partition("lora_")[2][0] for row in report.rows} == {"A", "B"}
+
+
 class Merging(nn.Linear):
     """As loralib: the factors lie beside the weight, into which evaluation mode merges them."""
 

@@ -140,6 +140,17 @@ def test_accelerate_counts_a_state_once() -> None:
     assert not optimizer.state
 
 
+def test_an_optimizer_of_another_library_within_accelerate_is_compared_with_a_new_one() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    lion = pytest.importorskip("timm.optim").Lion
+    accelerate.Accelerator(cpu=True)
+    parameters, optimizer = trained(lambda p: accelerate.optimizer.AcceleratedOptimizer(lion(p)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reset_optimizer_state(optimizer, parameters) == 2
+    assert is_fresh(optimizer)
+
+
 def test_what_accelerate_has_prepared_is_fresh() -> None:
     accelerate = pytest.importorskip("accelerate")
     model = nn.Linear(3, 3)
