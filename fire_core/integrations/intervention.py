@@ -23,7 +23,7 @@ from fire_core.integrations.copies import Copy, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
 from fire_core.methods.chain import Chain
 from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
-from fire_core.reinit.fire import fire_
+from fire_core.reinit.fire import check_flat_shards, fire_
 from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Report
 from fire_core.triggers.trigger import Firing, Metrics, Trigger
@@ -66,6 +66,7 @@ class FireWith(Method):
         """
         Projection(**{field.name: self.all_options[field.name] for field in fields(Projection)}).check_idle()
         entries = self._entries(net)
+        check_flat_shards(entries, self.all_options["exclude"])
         if all(entry.action == "keep" for entry in entries):
             reasons = list(dict.fromkeys(entry.reason for entry in entries if entry.kind != "vector"))
             raise ValueError(f"nothing would be projected: {'; '.join(reasons[:3]) or 'the model has no matrices'}")

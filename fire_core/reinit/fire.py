@@ -20,11 +20,11 @@ from fire_core.reinit.report import KeptWeight, Report, Row, running_statistics
 from fire_core.reinit.scales import scale_of
 from fire_core.weights import distributed
 from fire_core.weights.entry import Declared, Entry
-from fire_core.weights.layout import Layout, Selector, listed, resolve
+from fire_core.weights.layout import Layout, Selector, listed, matches, resolve, selectors_of
 from fire_core.weights.masters import Master, Masters, copied_to_masters, find_masters
 from fire_core.weights.optimizer_state import StateReset
 from fire_core.weights.optimizers import optimizers_of, optimizers_that_hold, parameters_of
-from fire_core.weights.topology import unwrap
+from fire_core.weights.topology import FLAT_SHARD, unwrap
 
 
 def fire_(
@@ -139,8 +139,9 @@ def fire_(
     Raises:
         TypeError: `model` is no module, or one without layers (TorchScript, export); an optimizer is given as `solver`.
         ValueError: an option that is not accepted; optimizers that hold none of the model's weights; a NaN or Inf in
-            a weight or its `init`; a meta, complex or sparse weight, or one made in inference mode; `init` that lacks a
-            needed entry, has another shape or is the model's own memory. Names are given, and nothing is changed.
+            a weight or its `init`; a meta, complex or sparse weight, a flat shard of FSDP1 that is not excluded, or a
+            weight made in inference mode; `init` that lacks a needed entry, has another shape or is the model's own
+            memory. Names are given, and nothing is changed.
 
     Warns:
         FireWarning: nothing was projected, a matrix is zero, a blend leaves directions lost, a weight looks fused and
@@ -175,6 +176,7 @@ def fire_(
         strict=strict,
         trainable_only=trainable_only,
     )
+    check_flat_shards(entries, exclude)
     changing = [entry.parameter for entry in entries if entry.action != "keep"]
     all_masters = find_masters(unwrap(model), optimizers, masters, changing)
     is_trained = bool(optimizers_that_hold(optimizers, model.parameters()) or all_masters)
@@ -200,6 +202,22 @@ def fire_(
     for warning in report.warnings:
         warnings.warn(warning, FireWarning, stacklevel=2)
     return report
+
+
+def check_flat_shards(entries: Iterable[Entry], exclude: Selector | Iterable[Selector] = ()) -> None:
+    """Refuse a model some of whose weights are flat shards of FSDP1, since most of it would be kept.
+
+    Args:
+        entries: of a model.
+        exclude: selectors of weights that the caller wants to keep.
+
+    Raises:
+        ValueError: there is such a weight, and no selector names it.
+    """
+    excluded = selectors_of("exclude", exclude)
+    flat = [e.name for e in entries if e.reason == FLAT_SHARD and not any(matches(e, other) for other in excluded)]
+    if flat:
+        raise ValueError(f"{listed(flat)}: {FLAT_SHARD}; exclude= keeps it")
 
 
 def _untrained_warnings(

@@ -17,7 +17,7 @@ import json
 import math
 import sys
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from fire_core.text_table import text_table
 from fire_core.tools.checkpoint.cuts import CheckpointCuts
@@ -31,11 +31,12 @@ def examine(cuts: CheckpointCuts) -> tuple[list[Finding], list[str]]:
     """Return a finding for each weight or block of one, and a line for each weight that could not be examined."""
     findings, refused = [], []
     for weight_cut in progress(cuts.cuts, "weights"):
+        kept = {entry.label for entry in weight_cut.entries if entry.action == "keep" and not cuts.without_model}
         for name, matrices, scale in matrices_of(weight_cut, cuts.without_model):
             if not bool(matrices.isfinite().all()):
                 refused.append(f"{name}: holds NaN or Inf")
             else:
-                findings.append(finding(name, matrices, scale))
+                findings.append(replace(finding(name, matrices, scale), kept=name in kept))
     return findings, refused
 
 
@@ -46,16 +47,18 @@ def cells(weight: Finding) -> tuple[str, ...]:
     """Return the line of a weight in the table, in the order of `HEAD`."""
     ranks = f"{weight.stable_rank:.1f}", f"{weight.effective_rank:.1f}"
     shape = f"{weight.shape[0]}x{weight.shape[1]}"
-    benefits = "zero" if weight.is_zero else "yes" if weight.benefits else ""
+    benefits = "kept" if weight.kept else "zero" if weight.is_zero else "yes" if weight.benefits else ""
     return weight.name, shape, str(weight.matrices), f"{weight.dfi:.4g}", *ranks, f"{weight.condition:.3g}", benefits
 
 
 def explanations(findings: list[Finding]) -> list[str]:
     """Return the lines below the table: how many weights would benefit, what the columns hold, the rule."""
-    count, zeros = sum(weight.benefits for weight in findings), any(weight.is_zero for weight in findings)
+    projected = [weight for weight in findings if not weight.kept]
+    count, zeros = sum(weight.benefits for weight in projected), any(weight.is_zero for weight in projected)
     return [
         "",
-        f"{count} of {len(findings)} weights would benefit from a projection.",
+        f"{count} of {len(projected)} weights would benefit from a projection.",
+        *(["kept: fire_ leaves it as it is, unless it is included by name."] if len(projected) < len(findings) else []),
         *(["zero: a matrix of the weight is zero, and a projection would leave it so."] if zeros else []),
         "DfI: of the weight divided by FIRE's scale, summed over its n matrices, as in fire_'s report.",
         "Ranks and condition number: of the worst of the n matrices.",

@@ -21,9 +21,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from fire_core.text_table import text_table
+from fire_core.tools.checkpoint.cuts import chosen
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import Parser, progress
-from fire_core.tools.reader import add_choice, chosen, matrices_of, read_cuts
+from fire_core.tools.reader import add_choice, matrices_of, read_cuts
 from fire_core.tools.spectra import singular_values
 from fire_core.weights.matrices import COLUMNS, cells, described, matrices
 

@@ -28,6 +28,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -50,6 +51,7 @@ from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_check
 from fire_core.tools.checkpoint.source import Checkpoint, is_named_as_weights, load
 from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import MOST_ITERATIONS, Parser, add_model, at_least, progress
+from fire_core.tools.reader import fused_by_name
 from fire_core.weights.entry import Declared
 from fire_core.weights.layout import PRESETS
 
@@ -197,11 +199,15 @@ def _write_copy(
         except shutil.Error as error:
             path, _, reason = error.args[0][0]
             raise CheckpointError(f"{path}: cannot be copied ({reason})") from error
+        for folder in (copy, *(path for path in copy.rglob("*") if path.is_dir())):
+            folder.chmod(folder.stat().st_mode | stat.S_IRWXU)  # the original may be read-only
         for path in checkpoint.stale:
             (copy / path).unlink()
     else:
         shutil.copyfile(checkpoint.path, copy)
     places = {file: copy / file.name if checkpoint.path.is_dir() else copy for file in checkpoint.files}
+    for place in places.values():
+        place.chmod(place.stat().st_mode | stat.S_IRUSR | stat.S_IWUSR)
     written = {
         (file, stored.name): stored.tensor
         for file, place in places.items()
@@ -254,6 +260,9 @@ def _report(
             if one.stored.tensor.ndim > 1:
                 reasons.setdefault(reason, []).append(label)
     notes = list(cuts.notes)
+    if cuts.without_model:
+        projected = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
+        notes += fused_by_name(projected)
     if checkpoint.skipped:
         notes.append(
             f"the states of optimizers in it ({len(checkpoint.skipped)} tensors) stay as they are: reset those of the "

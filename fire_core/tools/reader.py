@@ -5,50 +5,25 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from fire_core.reinit.scales import modular
 from fire_core.tools.checkpoint.cuts import CheckpointCuts, TensorCut, cut_checkpoint
 from fire_core.tools.checkpoint.source import load
-from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import add_model
 from fire_core.weights.entry import Declared
+from fire_core.weights.layout import listed
+from fire_core.weights.reader import says_fused
 
 RUN_PREFIX = "state.trainer.modules."  # what a run of this project trains, beside targets, initial weights and counters
-
-
-class Named(Protocol):
-    """A weight that is chosen by its name."""
-
-    @property
-    def name(self) -> str: ...
-
-
-Weight = TypeVar("Weight", bound=Named)
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     """Add the options that say which weights are read, and how they are cut."""
     parser.add_argument("--only", metavar="PATTERN", help="weights whose names match, such as '*.trainer.model.*'")
     add_model(parser)
-
-
-def chosen(only: str | None, weights: Iterable[Weight]) -> list[Weight]:
-    """Return the weights whose names match a pattern; all if it is None.
-
-    Raises:
-        CheckpointError: no name matches.
-    """
-    all_weights = list(weights)
-    matching = [weight for weight in all_weights if only is None or fnmatchcase(weight.name, only)]
-    if only is not None and not matching:
-        names = ", ".join(weight.name for weight in all_weights[:6])
-        raise CheckpointError(f"--only={only}: no name matches; there are {names}, ...")
-    return matching
 
 
 def read_cuts(
@@ -67,9 +42,37 @@ def read_cuts(
     trained = [stored for stored in checkpoint.tensors if stored.name.startswith(RUN_PREFIX)]
     if only is None and trained:
         tensors = [replace(stored, name=stored.name.removeprefix(RUN_PREFIX)) for stored in trained]
-    else:
-        tensors = chosen(only, checkpoint.tensors)
-    return cut_checkpoint(replace(checkpoint, tensors=tensors), model, blocks=blocks, transposed=tuple(transposed))
+        checkpoint = replace(checkpoint, tensors=tensors)
+    cuts = cut_checkpoint(checkpoint, model, blocks=blocks, transposed=tuple(transposed), only=only)
+    left_out: dict[str, list[str]] = {}  # reason -> names
+    for one in cuts.cuts:
+        if one.reason and "the same numbers" not in one.reason and one.stored.floating and one.stored.tensor.ndim > 1:
+            left_out.setdefault(one.reason, []).append(one.stored.name)
+    notes = [*cuts.notes, *(f"not read, {reason}: {listed(names, 4)}" for reason, names in left_out.items())]
+    if cuts.without_model:
+        notes += fused_by_name(cuts.cuts)
+    return replace(cuts, notes=notes)
+
+
+def fused_by_name(cuts: Iterable[TensorCut]) -> list[str]:
+    """Return a line if weights are taken as one matrix whose names say that they hold several, as `qkv` does.
+
+    Args:
+        cuts: tensors of a checkpoint whose model is not known.
+    """
+    names = [
+        one.stored.name
+        for one in cuts
+        if one.stored.floating
+        and one.stored.tensor.ndim == 2
+        and min(one.stored.tensor.shape) > 1
+        and len(one.entries) < 2
+        and says_fused(one.stored.name.removesuffix(".weight").rpartition(".")[2])
+    ]
+    if not names:
+        return []
+    many = f"taken as one matrix, though the name says that it holds several: {listed(names, 4)}"
+    return [f"{many}; --model or --blocks cuts it"]
 
 
 def matrices_of(weight_cut: TensorCut, without_model: bool = True) -> Iterator[tuple[str, Tensor, float]]:

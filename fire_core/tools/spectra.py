@@ -36,6 +36,7 @@ class Finding:
         stable_rank: the smallest.
         effective_rank: the smallest (Roy and Vetterli); 0 of a zero matrix.
         condition: the largest ratio of singular values.
+        kept: whether `fire_` leaves such a weight as it is, as an embedding.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Finding:
     stable_rank: float
     effective_rank: float
     condition: float
+    kept: bool = False
 
     @property
     def is_zero(self) -> bool:
@@ -53,8 +55,8 @@ class Finding:
 
     @property
     def benefits(self) -> bool:
-        """Return whether the weight meets `RULE`, and has no matrix that is zero."""
-        if self.is_zero:
+        """Return whether `fire_` projects the weight, it meets `RULE`, and none of its matrices is zero."""
+        if self.is_zero or self.kept:
             return False
         m, n = self.shape
         gaussian = m * n / (math.sqrt(m) + math.sqrt(n)) ** 2

@@ -291,8 +291,8 @@ def traced_units(model: nn.Module, shared: Set[int] = frozenset(), log_omitted: 
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
         raise ValueError(
-            f"{kind} does not declare its units and cannot be traced ({reason}): give it a method unit_graph() "
-            "(see fire_core.units.graph)"
+            f"{kind} does not declare its units and cannot be traced ({reason}): give it, or a subclass, a method "
+            "unit_graph() (see fire_core.units.graph)"
         ) from error
     written = {producer.layer for units in graph for producer in units.producers}
     layers = {name: module for name, module in model.named_modules() if is_layer(module)}

@@ -356,8 +356,8 @@ def _reset_units(optimizer: Optimizer, chosen: set[int], rows: bool = False) -> 
         return
     # accelerate's wrapper has no state of its own: it shows that of the optimizer inside.
     if type(optimizer).__module__.startswith("accelerate."):
-        for inner in held_optimizers(optimizer).values():
-            yield from _reset_units(inner, chosen, rows)
+        for part in held_optimizers(optimizer).values():
+            yield from _reset_units(part, chosen, rows)
         return
     parts = [*with_inner(optimizer)]
     if all(type(part).__module__.startswith(("torch.optim.", "fire_core.")) for part in parts):

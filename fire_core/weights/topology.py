@@ -320,6 +320,7 @@ def is_named_table(name: str) -> bool:
     return _TABLE.fullmatch(name.rpartition(".")[2].lower()) is not None
 
 
+FLAT_SHARD = "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
 # Why parameters of these roles are kept unless a selector names them.
 REASONS = {
     "embedding": "an embedding: a table of vectors, not a map; include= takes it, or the layout word embedding",
@@ -384,9 +385,9 @@ def lock_of(use: Use, parameter: Tensor) -> str:
         return f"quantised or packed ({description}): its numbers are codes"
     if parameter.dtype.itemsize == 1:
         return f"{description}: eight bits hold no isometry, and its scale lies elsewhere"
-    flat = isinstance(owner, nn.Linear) and name == "weight" and parameter.ndim < 2
+    flat = isinstance(owner, nn.Linear | _ConvNd) and name == "weight" and parameter.ndim < 2
     if flat or getattr(parameter, "_is_flat_param", False):  # its type is a plain Parameter
-        return "a flat shard (FSDP1): wrap with fully_shard (FSDP2), whose weights keep their shape"
+        return FLAT_SHARD
     if name == "weight" and _STANDARDISED.fullmatch(layer):
         return f"{layer} standardises its weight in each forward pass"
     if layer == "ParametrizationList":

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fire_core import SplitMuon, muon_groups
+from fire_core import SplitMuon, fire_, muon_groups
 from fire_core.muon import optimizer as muon_optimizer
 from tests.weights.test_distributed import start_ranks
 from tests.zygote import Zygote
@@ -199,7 +199,7 @@ def wrappers(rank: int, world: int) -> None:
 
 
 def refused(rank: int, world: int) -> None:
-    """FSDP1's weights have lost their shape: one line says so, from `muon_groups` and from the optimizer."""
+    """FSDP1's weights have lost their shape: `muon_groups`, the optimizer and `fire_` say so in one line each."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     with warnings.catch_warnings():
@@ -210,6 +210,12 @@ def refused(rank: int, world: int) -> None:
                 muon_groups(model)
             with pytest.raises(ValueError, match="is no matrix: muon_groups"):
                 SplitMuon(model.parameters())
+            model = nn.Sequential(model, nn.Linear(5, 8))
+            with pytest.raises(
+                ValueError, match=r"a flat shard \(FSDP1\): wrap with fully_shard .*; exclude= keeps it"
+            ):
+                fire_(model)
+            assert [row.name for row in fire_(model, exclude="0").rows] == ["1.weight"]
 
 
 def perceptron() -> nn.Sequential:

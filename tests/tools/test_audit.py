@@ -1,5 +1,6 @@
 """The audit of checkpoints: numbers against numpy, every layout of file, and refusals in one line."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -68,6 +69,20 @@ def test_a_folder_is_cut_as_fire_cuts_the_loaded_model(name, tmp_path):
         values = torch.linalg.svdvals(entry.view(entry.parameter.detach()).double())
         assert named[entry.label].condition == pytest.approx(float((values[..., 0] / values[..., -1]).max()), rel=1e-4)
     assert not refused
+
+
+def test_what_fire_keeps_does_not_count_and_a_choice_hides_no_parameter(tmp_path, capsys):
+    folder = saved("LlamaForCausalLM", tmp_path / "model")
+    findings, _ = audit.examine(read_cuts(folder))
+    assert {found.name for found in findings if found.kept} == {"model.embed_tokens.weight"}
+    assert not dataclasses.replace(findings[0], kept=True, stable_rank=1e-9).benefits
+    assert audit.main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "of 15 weights would benefit" in said  # seven in each of two layers, and the head
+    assert "kept: fire_ leaves it as it is, unless it is included by name." in said
+    cuts = read_cuts(folder, only="*q_proj*")
+    assert [one.stored.name.split(".")[2] for one in cuts.cuts] == ["0", "1"]
+    assert cuts.notes == []
 
 
 def test_not_finite_weights_are_named(tmp_path):

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import nn
 from fire_core.tools.checkpoint.cuts import cut_checkpoint
 from fire_core.tools.checkpoint.source import load
 from fire_core.tools.checkpoint.stored import CheckpointError
+from fire_core.weights.layout import resolve
 from tests.tools.tiny import saved
 
 
@@ -92,7 +94,7 @@ def test_files_of_torch_are_read_in_their_place(tmp_path: Path) -> None:
     ]
     assert same(contents(tmp_path / "a.pt"), dict(zip(FLAT, wanted, strict=True)))
     torch.save(content, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"old.pt: no readable checkpoint; one from before torch 1.6"):
+    with pytest.raises(CheckpointError, match=r"old.pt: no readable checkpoint: cut off, .*one from before torch 1.6"):
         load(tmp_path / "old.pt")
 
 
@@ -207,6 +209,29 @@ def test_tensors_that_share_numbers(tmp_path: Path) -> None:
     assert cuts["fc1.weight"].entries
     assert "shares its numbers with wte.weight" in cuts["lm_head.weight"].reason
     assert "shares its numbers with lm_head.weight" in cuts["wte.weight"].reason
+
+
+def test_a_folder_that_timm_saved_is_known_by_its_config(tmp_path: Path) -> None:
+    timm = pytest.importorskip("timm")
+    options = {"num_classes": 7, "img_size": 96, "global_pool": "avg"}
+    model = timm.create_model("test_vit", **options)
+    timm.models._hub.save_for_hf(model, tmp_path, model_args={**options, "img_size": [96, 96]}, safe_serialization=True)
+    cuts = cut_checkpoint(load(tmp_path))
+    assert not cuts.notes
+    labels = {e.label for one in cuts.cuts for e in one.entries if e.action == "project"}
+    assert labels == {e.label for e in resolve(model) if e.action == "project"}
+
+
+def test_a_torchscript_archive_and_a_file_that_is_cut_off_are_told_apart(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that TorchScript is deprecated
+        torch.jit.script(nn.Linear(4, 4)).save(tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match=r"a.pt: a TorchScript archive, .*: save its state_dict\(\)"):
+        load(tmp_path / "a.pt")
+    torch.save({"a": torch.randn(64, 64)}, tmp_path / "b.pt")
+    (tmp_path / "b.pt").write_bytes((tmp_path / "b.pt").read_bytes()[:9000])
+    with pytest.raises(CheckpointError, match=r"b.pt: no readable checkpoint: cut off, "):
+        load(tmp_path / "b.pt")
 
 
 def test_a_model_by_name_finds_its_weights_in_a_training_loops_file(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import blocks_of
 from fire_core.tools.project import main, project, report_path
 from fire_core.tools.reader import read_cuts
-from tests.tools.tiny import MODELS, loaded, saved
+from tests.tools.tiny import MODELS, RENAMED, loaded, saved
 from tests.zygote import Zygote
 
 
@@ -31,7 +31,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *RENAMED])
 def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str, tmp_path: Path) -> None:
     source, target = saved(name, tmp_path / "in"), tmp_path / "out"
     before = digests(source)
@@ -47,7 +47,7 @@ def test_a_sharded_folder_becomes_what_fire_makes_of_the_loaded_model(name: str,
     assert {file for file, digest in digests(target).items() if digest != before[file]} <= {
         p.name for p in load(source).files
     }
-    assert len(load(source).files) > 1 or name == "Qwen2ForCausalLM"
+    assert len(load(source).files) > 1 or name in ("Qwen2ForCausalLM", "ViTForImageClassification")  # small ones
     assert json.loads(report_path(target).read_text()) == json.loads(json.dumps(report))
 
 
@@ -305,6 +305,64 @@ def test_the_reason_is_given_if_what_is_included_cannot_be_projected(tmp_path: P
     torch.save({"a.weight": weight, "b.weight": weight.T}, tmp_path / "shared.pt")
     with pytest.raises(CheckpointError, match=r"a\.weight: shares its numbers with b\.weight"):
         project(tmp_path / "shared.pt", tmp_path / "out.pt", include=["a.weight"])
+
+
+def test_experts_that_transformers_gathers_are_kept_and_named(tmp_path: Path) -> None:
+    source = saved("MixtralForCausalLM", tmp_path / "in")
+    report = project(source, tmp_path / "out")
+    assert sum("q_proj" in row["name"] for row in report["rows"]) == 2
+    [(reason, names)] = [(reason, names) for reason, names in report["kept"].items() if "transformers makes" in reason]
+    assert "load the model and act" in reason
+    assert len(names) == 2 * 2 * 3  # layers, experts, matrices of each
+    assert not any("not in the checkpoint" in note for note in report["notes"])
+
+
+def test_a_model_of_another_size_is_doubted_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    timm = pytest.importorskip("timm")
+    state = timm.create_model("test_resnet").state_dict()
+    more = {f"layer{i}.{j}.conv.weight": torch.randn(64, 64, 3, 3) for i in range(5, 9) for j in range(4)}
+    save_file(state | more, tmp_path / "deeper.safetensors")
+    assert main([str(tmp_path / "deeper.safetensors"), str(tmp_path / "a"), "--model", "timm:test_resnet"]) == 0
+    doubt = (
+        f"the model that --model names lacks 16 of its {len([p for p in state.values() if p.ndim > 1]) + 16} weights"
+    )
+    assert doubt in capsys.readouterr().out
+    assert audit.main([str(tmp_path / "deeper.safetensors"), "--model", "timm:test_resnet"]) == 0
+    said = capsys.readouterr().out
+    assert doubt in said
+    assert "not read, no parameter of the model has this name: layer5.0.conv.weight, " in said
+    source = saved("LlamaForCausalLM", tmp_path / "llama")
+    (saved("GPT2LMHeadModel", tmp_path / "gpt2") / "config.json").replace(source / "config.json")
+    assert main([str(source), str(tmp_path / "b")]) == 2
+    assert "is not of the model that config.json names, which lacks" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+def test_the_copy_of_a_read_only_folder_is_written(tmp_path: Path) -> None:
+    source = saved("LlamaForCausalLM", tmp_path / "in")
+    for path in (*source.iterdir(), source):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    report = project(source, tmp_path / "out")
+    assert report["rows"]
+    assert all(path.stat().st_mode & 0o600 == 0o600 for path in load(tmp_path / "out").files)
+    assert all(path.stat().st_mode & 0o777 == 0o444 for path in load(source).files)
+    source.chmod(0o755)
+
+
+def test_a_name_that_says_several_matrices_is_told_where_it_is_taken_as_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_file({f"{name}.weight": torch.randn(12, 4) for name in ("a.qkv", "b.c_attn", "c.fc1")}, tmp_path / "in.st")
+    (tmp_path / "in.st").rename(tmp_path / "in.safetensors")
+    told = "taken as one matrix, though the name says that it holds several: "
+    for arguments, names in (
+        (["--include", "*.weight"], "a.qkv.weight, b.c_attn.weight; --model or --blocks cuts it"),
+        (["--include", "*.weight", "--blocks", "a.qkv.weight=4,4,4"], "b.c_attn.weight; --model"),
+    ):
+        target = tmp_path / f"out{len(arguments)}.safetensors"
+        assert main([str(tmp_path / "in.safetensors"), str(target), *arguments]) == 0
+        assert told + names in capsys.readouterr().out
+    assert any(told in note for note in read_cuts(tmp_path / "in.safetensors").notes)
 
 
 def test_weights_in_subfolders_stay_and_are_named(tmp_path: Path) -> None:

@@ -18,6 +18,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {**GROUPED, "pad_token_id": 0},
     "BertForMaskedLM": SMALL,
 }
+# Models that have other names in memory than on disk (transformers 5).
+RENAMED: dict[str, dict[str, Any]] = {
+    "ViTForImageClassification": {**SMALL, "image_size": 16, "patch_size": 4},
+    "GPTNeoXForCausalLM": SMALL,
+}
+EXPERTS: dict[str, dict[str, Any]] = {"MixtralForCausalLM": {**GROUPED, "num_local_experts": 2}}
 
 
 def quiet_transformers() -> Any:
@@ -35,7 +41,9 @@ def saved(name: str, folder: Path) -> Path:
     """The folder that `save_pretrained` makes of a seeded model of the class `name`, with a file of a tokenizer."""
     cls = getattr(quiet_transformers(), name)
     torch.manual_seed(0)
-    cls(cls.config_class(**MODELS[name])).bfloat16().save_pretrained(folder, max_shard_size="40KB")
+    cls(cls.config_class(**(MODELS | RENAMED | EXPERTS)[name])).bfloat16().save_pretrained(
+        folder, max_shard_size="40KB"
+    )
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     return folder
 

@@ -1,8 +1,8 @@
 """From the tensors of a checkpoint to the entries of a layout: the same `resolve` that `fire_` asks, on a model without
 numbers.
 
-A tensor is matched to a parameter by name and shape. What a library renames as it reads it, or gathers with others into
-one parameter (transformers 5: a layer's experts), has no parameter of its name and is kept, which the report says.
+A tensor is matched to a parameter by name and shape; where transformers renames it as it reads it, by the new name.
+What it gathers with others into one parameter, such as a layer's experts, is kept, which the report says.
 """
 
 from __future__ import annotations
@@ -12,13 +12,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Protocol, TypeVar
 
+from fire_core.tools.checkpoint.renamed import LoadedNames, loaded_names
 from fire_core.tools.checkpoint.skeleton import model_of, model_of_names
 from fire_core.tools.checkpoint.source import Checkpoint
 from fire_core.tools.checkpoint.stored import FLOATS, CheckpointError, StoredTensor
 from fire_core.weights.entry import Declared, Entry
 from fire_core.weights.layout import resolve
 from fire_core.weights.topology import clean_name
+
+
+class Named(Protocol):
+    """A weight that is chosen by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Weight = TypeVar("Weight", bound=Named)
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,7 @@ def cut_checkpoint(
     exclude: Iterable[str] = (),
     blocks: Mapping[str, Declared] | None = None,
     transposed: Iterable[str] = (),
+    only: str | None = None,
 ) -> CheckpointCuts:
     """Give every tensor of a checkpoint its matrices and its action.
 
@@ -71,13 +84,15 @@ def cut_checkpoint(
         blocks: how fused weights are cut, see `weights.layout.resolve`. Without a model a 2-D weight that it or
             `transposed` names is a linear layer's.
         transposed: patterns of weights that are stored (d_in, d_out).
+        only: a pattern; the result has the tensors with matching names.
 
     Raises:
         CheckpointError: the model cannot be built or is another one's, or an option fits nothing.
     """
     transposed = (transposed,) if isinstance(transposed, str) else tuple(transposed)
     include = (include,) if isinstance(include, str) else tuple(include)
-    _check_floats(checkpoint, include)
+    tensors = chosen(only, checkpoint.tensors)
+    _check_floats(checkpoint, tensors, include)
     module, note = model_of(checkpoint, model)
     known = model_of_names(checkpoint.tensors, (*(blocks or {}), *transposed)) if module is None else module
     with warnings.catch_warnings():
@@ -95,38 +110,101 @@ def cut_checkpoint(
         origin = "--model"
     elif module is not None:
         origin = "config.json"
-    places = _parameter_names(checkpoint, parameters, origin)
+    names = loaded_names(module, [stored.name for stored in checkpoint.tensors])
+    places = _parameter_names(checkpoint, parameters, names.renamed, origin)
     if module is None:
-        cuts = [_cut_of_tensor(stored, clean_name(stored.name), parameters) for stored in checkpoint.tensors]
-        return CheckpointCuts(_without_copies(cuts), [note, *_unread(checkpoint)], without_model=True)
-    cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters) for stored in checkpoint.tensors]
-    notes = [*entries.warnings, *_unread(checkpoint)]
-    names_in_checkpoint = {places.get(tensor_cut.stored.name) for tensor_cut in cuts}
-    missing = [name for name, group in groups.items() if not names_in_checkpoint & {name, *group[0].aliases}]
+        cuts = [_cut_of_tensor(stored, clean_name(stored.name), parameters) for stored in tensors]
+        return CheckpointCuts(_without_copies(cuts), [note, *_unread(tensors)], without_model=True)
+    notes = []
+    if doubt := _doubt_of_model(checkpoint, groups, places, names, origin):
+        notes.append(doubt)
+    cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters, names) for stored in tensors]
+    notes += [*entries.warnings, *_unread(tensors)]
+    found = {*places.values(), *names.gathered.values()}
+    missing = [name for name, group in groups.items() if not found & {name, *group[0].aliases}]
     if missing:
         more = ", ..." if len(missing) > 4 else ""
         notes.append(f"{len(missing)} parameters are not in the checkpoint: {', '.join(missing[:4])}{more}")
     return CheckpointCuts(_without_copies(cuts), notes, without_model=False)
 
 
-def _check_floats(checkpoint: Checkpoint, include: Sequence[str]) -> None:
+def chosen(only: str | None, weights: Iterable[Weight]) -> list[Weight]:
+    """Return the weights whose names match a pattern; all if it is None.
+
+    Raises:
+        CheckpointError: no name matches.
+    """
+    all_weights = list(weights)
+    matching = [weight for weight in all_weights if only is None or fnmatchcase(weight.name, only)]
+    if only is not None and not matching:
+        names = ", ".join(weight.name for weight in all_weights[:6])
+        raise CheckpointError(f"--only={only}: no name matches; there are {names}, ...")
+    return matching
+
+
+def _doubt_of_model(
+    checkpoint: Checkpoint,
+    groups: Mapping[str, list[Entry]],
+    places: Mapping[str, str],
+    names: LoadedNames,
+    origin: str,
+) -> str:
+    """Return a line if many numbers of a checkpoint are of no parameter of the model; "" if few are.
+
+    Args:
+        checkpoint: all of it.
+        groups: the entries of each parameter of the model, by its name.
+        places: the name of the parameter for each tensor's name.
+        names: what transformers renames and gathers.
+        origin: what names the model.
+
+    Raises:
+        CheckpointError: neither half of the checkpoint's numbers nor half of the model's are the other's.
+    """
+    shapes = {alias: e[0].parameter.shape for name, e in groups.items() for alias in (name, *e[0].aliases)}
+    weights = [stored for stored in checkpoint.tensors if stored.floating and stored.tensor.ndim > 1]
+    known = [
+        stored
+        for stored in weights
+        if stored.name in names.gathered or shapes.get(places.get(stored.name, "")) == stored.tensor.shape
+    ]
+    inside, everything = (sum(stored.tensor.numel() for stored in some) for some in (known, weights))
+    of_model = [group[0].parameter for group in groups.values() if group[0].parameter.ndim > 1]
+    found = {*(places.get(stored.name, "") for stored in known), *names.gathered.values()}
+    covered = [group[0].parameter for name, group in groups.items() if found & {name, *group[0].aliases}]
+    share_of_model = sum(p.numel() for p in covered if p.ndim > 1) / max(1, sum(p.numel() for p in of_model))
+    words = f"{len(weights) - len(known)} of its {len(weights)} weights"
+    if inside < everything / 2 and share_of_model < 0.5:
+        raise CheckpointError(f"{checkpoint.path} is not of the model that {origin} names, which lacks {words}")
+    if inside < 0.9 * everything:
+        share = 1 - inside / everything
+        return f"the model that {origin} names lacks {words}, {share:.0%} of the numbers: is it the right one?"
+    return ""
+
+
+def _check_floats(checkpoint: Checkpoint, tensors: Sequence[StoredTensor], include: Sequence[str]) -> None:
     """Refuse a checkpoint, and chosen weights, of numbers that are no floats, as quantised models have.
+
+    Args:
+        checkpoint: for its path, in messages.
+        tensors: those that are looked at.
+        include: patterns of chosen weights.
 
     Raises:
         CheckpointError: with the format of the numbers.
     """
     accepted = ", ".join(str(kind).removeprefix("torch.") for kind in FLOATS)
     for pattern in ("*", *include):
-        chosen = [stored for stored in checkpoint.tensors if fnmatchcase(stored.name, pattern)]
-        if chosen and not any(stored.floating for stored in chosen):
-            kinds = ", ".join(sorted({str(stored.tensor.dtype).removeprefix("torch.") for stored in chosen}))
+        named = [stored for stored in tensors if fnmatchcase(stored.name, pattern)]
+        if named and not any(stored.floating for stored in named):
+            kinds = ", ".join(sorted({str(stored.tensor.dtype).removeprefix("torch.") for stored in named}))
             where = f"{checkpoint.path}: its" if pattern == "*" else f"include={pattern}: these"
-            raise CheckpointError(f"{where} {len(chosen)} tensors are of {kinds}; matrices are read from {accepted}")
+            raise CheckpointError(f"{where} {len(named)} tensors are of {kinds}; matrices are read from {accepted}")
 
 
-def _unread(checkpoint: Checkpoint) -> list[str]:
+def _unread(tensors: Iterable[StoredTensor]) -> list[str]:
     """Return a line for weights whose numbers are no floats that are read, as some of a quantised model's are."""
-    weights = [s for s in checkpoint.tensors if s.tensor.ndim > 1 and "weight" in s.name.rpartition(".")[2]]
+    weights = [s for s in tensors if s.tensor.ndim > 1 and "weight" in s.name.rpartition(".")[2]]
     unread = [stored for stored in weights if not stored.floating]
     if not unread:
         return []
@@ -136,7 +214,9 @@ def _unread(checkpoint: Checkpoint) -> list[str]:
     return [f"{len(unread)} of {len(weights)} weights are of {kinds} and were not read: {names}{more}"]
 
 
-def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], origin: str) -> dict[str, str]:
+def _parameter_names(
+    checkpoint: Checkpoint, parameters: Mapping[str, object], renamed: Mapping[str, str], origin: str
+) -> dict[str, str]:
     """Return the name of the parameter for each tensor's name, as far as there is one.
 
     In a file of a training loop, {"state_dict": {"model.conv1.weight": ...}, "state_dict_ema": ...}, all names begin
@@ -145,14 +225,17 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
     Args:
         checkpoint: the checkpoint.
         parameters: their names in the model.
+        renamed: what the model's library calls some of the tensors as it reads them.
         origin: what names the model, for messages; "" if there is none and names are all that is known.
 
     Raises:
         CheckpointError: the tensors have no names, or no tensor has a parameter's name.
     """
-    names = [stored.name for stored in checkpoint.tensors]
+    # The name of each tensor, or the one that the library gives it.
+    names = {stored.name: clean_name(stored.name) for stored in checkpoint.tensors}
+    names |= {name: new for name, new in renamed.items() if names[name] not in parameters}
     prefixes: Counter[str] = Counter()  # how many names are a parameter's behind each prefix
-    for name in map(clean_name, names):
+    for name in names.values():
         words = name.split(".")
         for i in range(len(words)):
             inner = ".".join(words[i:])
@@ -169,24 +252,31 @@ def _parameter_names(checkpoint: Checkpoint, parameters: Mapping[str, object], o
     parameter_names = {}
     for prefix, count in prefixes.items():
         if count == most:
-            for name in names:
-                inner = clean_name(name).removeprefix(prefix)
+            for stored_name, name in names.items():
+                inner = name.removeprefix(prefix)
                 if inner in parameters:
-                    parameter_names[name] = inner
+                    parameter_names[stored_name] = inner
     return parameter_names
 
 
-def _cut_of_tensor(stored: StoredTensor, place: str, parameters: Mapping[str, list[Entry]]) -> TensorCut:
+def _cut_of_tensor(
+    stored: StoredTensor, place: str, parameters: Mapping[str, list[Entry]], names: LoadedNames | None = None
+) -> TensorCut:
     """Return a tensor of a checkpoint with the matrices of its parameter, or with the reason why it has none.
 
     Args:
         stored: the tensor.
         place: name of the parameter that it belongs to; "" if there is none.
         parameters: the entries of each parameter, by all its names.
+        names: what the model's library renames and gathers; None if nothing.
     """
     group = parameters.get(place)
     if group is None and place and not stored.floating:  # without a model there are parameters of floats alone
         return TensorCut(stored, reason="its number format is one that a projection does not write")
+    if group is None and names is not None and stored.name in names.gathered:
+        return TensorCut(
+            stored, reason="transformers makes a parameter of it and others, or turns it: load the model and act"
+        )
     if group is None:
         return TensorCut(stored, reason="no parameter of the model has this name")
     if group[0].parameter.shape != stored.tensor.shape:

@@ -68,8 +68,8 @@ def _build_from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
     """
     if isinstance(config.get("architecture"), str):  # timm's own files on the hub
         arguments = config.get("model_args") or {}
-        if not isinstance(arguments, dict) or not all(isinstance(value, int | float) for value in arguments.values()):
-            raise CheckpointError("config.json: model_args is refused: not all of it are sizes and switches")
+        if not isinstance(arguments, dict) or not all(_is_harmless(key, value) for key, value in arguments.items()):
+            raise CheckpointError("config.json: model_args is refused: not all of it are sizes, switches and layers")
         return _build_timm(config["architecture"], {"num_classes": config.get("num_classes", 1000), **arguments})
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
@@ -113,8 +113,20 @@ def _refuse_code_of_others(value: Any, name: str = "") -> None:
         raise CheckpointError(f"config.json: {name}={value!r} is refused: it is no plain name")
     elif re.search("backbone|architecture", name) and isinstance(value, str) and re.search(r"[:/\\]", value):
         raise CheckpointError(f"config.json: {name}={value!r} is refused: it is an address or a path")
-    elif "model_args" in name and not isinstance(value, int | float | None):
-        raise CheckpointError(f"config.json: {name}={value!r} is refused: not all of it are sizes and switches")
+    elif "model_args" in name and not _is_harmless(name.rpartition(".")[2], value):
+        raise CheckpointError(f"config.json: {name}={value!r} is refused: not all of it are sizes, switches and layers")
+
+
+def _is_harmless(key: str, value: Any) -> bool:
+    """Return whether an argument of timm's models is a number, numbers, or the plain name of a layer or pooling.
+
+    Other words could name a file (`checkpoint_path`) or other weights (`pretrained_cfg`).
+    """
+    if isinstance(value, str):
+        return key in ("global_pool", "pool_type", "act_layer", "norm_layer", "pos_embed") and value.isidentifier()
+    if isinstance(value, list):
+        return all(isinstance(number, int | float) for number in value)
+    return isinstance(value, int | float | None)
 
 
 def _build_timm(name: str, options: Mapping[str, Any]) -> nn.Module:

@@ -23,7 +23,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from fire_core.tools.checkpoint.stored import CheckpointError, StoredTensor
 
-OLD = "one from before torch 1.6 is to be saved anew: torch.save(torch.load(file), file)"
+OLD = "cut off, no file of torch.save, or one from before torch 1.6, which torch.save(torch.load(file), file) renews"
 # What `optimizer.state_dict()` gives, by its keys; the names of files that flatten it.
 OPTIMIZER = {"state", "param_groups"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
@@ -67,7 +67,9 @@ def tensors_of(path: Path) -> tuple[Any, list[StoredTensor], list[str], list[str
         warnings.simplefilter("ignore")  # about pickle protocols; what matters ends in an error
         try:
             if not zipfile.is_zipfile(path):
-                raise CheckpointError(f"{path}: no readable checkpoint; {OLD}")
+                raise CheckpointError(f"{path}: no readable checkpoint: {OLD}")
+            if _is_torchscript(path):
+                raise CheckpointError(f"{path}: a TorchScript archive, whose code is compiled: save its state_dict()")
             content = torch.load(path, map_location=to_cpu, mmap=True, weights_only=True)
             tensors = [StoredTensor(name, path, value) for name, value in _flatten(content, skipped)]
             return content, tensors, skipped, [name for name in devices if name != "cpu"]
@@ -77,6 +79,12 @@ def tensors_of(path: Path) -> tuple[Any, list[StoredTensor], list[str], list[str
             raise
         except Exception as error:  # a broken file can fail in any way
             raise CheckpointError(f"{path}: {_reason_of_failure(path, error)}") from error
+
+
+def _is_torchscript(path: Path) -> bool:
+    """Return whether a zip archive is one of `torch.jit.save`, which holds code."""
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def _reason_of_failure(path: Path, error: Exception) -> str:
