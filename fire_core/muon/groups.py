@@ -143,12 +143,18 @@ def outside_layers(model: nn.Module, read: Iterable[Entry]) -> dict[int, str]:
         last = set(output_layers(model))
     elif not (put_out := {id(entry.parameter): "an output layer" for entry in read if entry.is_put_out}):
         last = vocabulary_layers(model) or {layer for layer in last_layers(model) if not _is_in_body(model, layer)}
-    outside = {id(layer.weight): "an input layer" for layer in input_layers(model) | tower_inputs(model)}
+    outside = dict.fromkeys(_weight_ids(input_layers(model) | tower_inputs(model)), "an input layer")
     # A layer that recurs in numbered blocks, such as the keys of all cross-attentions, is hidden whatever it reads.
     readers = {entry.name: id(entry.parameter) for entry in read if entry.reads_input}
     counts = Counter(map(numberless, readers))
     outside |= {key: "an input layer" for name, key in readers.items() if counts[numberless(name)] == 1}
-    return outside | put_out | {id(layer.weight): "an output layer" for layer in last}
+    return outside | put_out | dict.fromkeys(_weight_ids(last), "an output layer")
+
+
+def _weight_ids(layers: Iterable[nn.Module]) -> set[int]:
+    """Return the `id`s of the layers' weights. A parametrised one is left out: computing it may change buffers."""
+    weights = [layer._parameters.get("weight") for layer in layers]
+    return {id(weight) for weight in weights if weight is not None}
 
 
 def vocabulary_layers(model: nn.Module) -> set[Any]:

@@ -77,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
         cuts = read_cuts(options.checkpoint, options.model, options.only, dict(options.blocks), options.transposed)
         findings, refused = examine(cuts)
         if not findings and not refused:
-            raise CheckpointError(f"{options.checkpoint}: holds no weight matrices")
+            reasons = f" ({'; '.join(cuts.notes)})" if cuts.notes else ""
+            raise CheckpointError(f"{options.checkpoint}: holds no weight matrices{reasons}")
     except CheckpointError as error:
         print(error, file=sys.stderr)
         return 2

@@ -111,6 +111,8 @@ def from_checkpoint(path: Path, limit: int, **choice: Any) -> list[Tensor]:
     """
     by_shape: dict[tuple[int, int], list[Tensor]] = {}
     cuts = read_cuts(path, **choice)
+    for note in cuts.notes:
+        print(f"note: {note}", file=sys.stderr)
     for weight_cut in cuts.cuts:
         for name, matrices, _ in matrices_of(weight_cut, cuts.without_model):
             if not bool(matrices.isfinite().all()):

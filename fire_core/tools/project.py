@@ -53,7 +53,7 @@ from fire_core.tools.checkpoint.stored import CheckpointError
 from fire_core.tools.command import MOST_ITERATIONS, Parser, add_model, at_least, progress
 from fire_core.tools.reader import fused_by_name
 from fire_core.weights.entry import Declared
-from fire_core.weights.layout import PRESETS
+from fire_core.weights.layout import PRESETS, listed
 
 SCALES = ("modular", "orthogonal", "keep_norm", "variance_factor")  # those that need no initial weights
 
@@ -263,6 +263,12 @@ def _report(
     if cuts.without_model:
         projected = [one for one in cuts.cuts if any(entry.action == "project" for entry in one.entries)]
         notes += fused_by_name(projected)
+        stacks = [one.stored.name for one in projected if one.stored.tensor.ndim > 2]
+        if stacks:
+            notes.append(
+                f"taken as stacks of matrices, their last two dimensions: {listed(stacks)}; of a convolution this is "
+                "wrong: --model names its model, or load it and call fire_"
+            )
     if checkpoint.skipped:
         notes.append(
             f"the states of optimizers in it ({len(checkpoint.skipped)} tensors) stay as they are: reset those of the "

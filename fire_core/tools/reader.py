@@ -64,8 +64,8 @@ def fused_by_name(cuts: Iterable[TensorCut]) -> list[str]:
         one.stored.name
         for one in cuts
         if one.stored.floating
-        and one.stored.tensor.ndim == 2
-        and min(one.stored.tensor.shape) > 1
+        and one.stored.tensor.ndim > 1
+        and min(one.stored.tensor.shape[:2]) > 1
         and len(one.entries) < 2
         and says_fused(one.stored.name.removesuffix(".weight").rpartition(".")[2])
     ]

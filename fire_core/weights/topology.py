@@ -385,9 +385,10 @@ def lock_of(use: Use, parameter: Tensor) -> str:
         return f"quantised or packed ({description}): its numbers are codes"
     if parameter.dtype.itemsize == 1:
         return f"{description}: eight bits hold no isometry, and its scale lies elsewhere"
-    flat = isinstance(owner, nn.Linear | _ConvNd) and name == "weight" and parameter.ndim < 2
-    if flat or getattr(parameter, "_is_flat_param", False):  # its type is a plain Parameter
+    if getattr(parameter, "_is_flat_param", False) or _is_part_of_flat_shard(use, parameter):
         return FLAT_SHARD
+    if isinstance(owner, nn.Linear) and name == "weight" and parameter.ndim < 2:
+        return "the weight of a linear layer, in one dimension: flattened or divided by a wrapper, or no matrix"
     if name == "weight" and _STANDARDISED.fullmatch(layer):
         return f"{layer} standardises its weight in each forward pass"
     if layer == "ParametrizationList":
@@ -404,6 +405,20 @@ def lock_of(use: Use, parameter: Tensor) -> str:
     if name[-2:] in ("_g", "_v") and len(sizes) == 2 and sizes[0] < sizes[1]:
         return "weight norm: the module computes its weight g v / |v| from it"
     return adapter_lock(use.path, use.attribute) if parameter.ndim > 1 else ""
+
+
+def _is_part_of_flat_shard(use: Use, parameter: Tensor) -> bool:
+    """Return whether a weight is a view of an FSDP1 shard (`use_orig_params=True`), in which it has lost its shape.
+
+    Torch marks all that it flattens, biases too, and the marks stay while `summon_full_params` gives shapes back.
+    """
+    owner = use.owner
+    holds_matrices = isinstance(
+        owner, nn.Linear | _ConvNd | nn.Embedding | nn.Bilinear | nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase
+    )
+    holds_matrices |= type(owner).__name__ == "Conv1D"  # of transformers
+    is_flattened = bool(getattr(parameter, "_fsdp_flattened", False))
+    return is_flattened and parameter.ndim < 2 and holds_matrices and "weight" in use.attribute
 
 
 def numberless(name: str) -> str:

@@ -210,6 +210,12 @@ def refused(rank: int, world: int) -> None:
                 muon_groups(model)
             with pytest.raises(ValueError, match="is no matrix: muon_groups"):
                 SplitMuon(model.parameters())
+            inside = nn.Sequential(nn.Embedding(8, 8), nn.GRU(8, 8))
+            alone = FullyShardedDataParallel(inside, use_orig_params=original, device_id=torch.device("cpu"))
+            with pytest.raises(ValueError, match=r"a flat shard \(FSDP1\)"):
+                fire_(alone)
+            with FullyShardedDataParallel.summon_full_params(alone):
+                assert fire_(alone, layout={"recurrent": "project"}).rows or not original
             model = nn.Sequential(model, nn.Linear(5, 8))
             with pytest.raises(
                 ValueError, match=r"a flat shard \(FSDP1\): wrap with fully_shard .*; exclude= keeps it"

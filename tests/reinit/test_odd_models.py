@@ -106,6 +106,19 @@ def test_a_layer_that_no_pass_uses_is_no_matter(trigger: Callable[[], Any]) -> N
     assert hook.intervention.trigger.last is not None
 
 
+def test_a_linear_weight_of_one_dimension_is_kept() -> None:
+    class Diagonal(nn.Linear):
+        def __init__(self, size: int) -> None:
+            super().__init__(size, size)
+            self.weight = nn.Parameter(torch.ones(size))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight + self.bias
+
+    model = nn.Sequential(nn.Linear(8, 8), Diagonal(8), nn.Linear(8, 4))
+    assert [row.name for row in fire_(model).rows] == ["0.weight", "2.weight"]
+
+
 class Noisy(nn.Module):
     """A parametrization that draws a number each time that its weight is asked for."""
 

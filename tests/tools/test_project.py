@@ -311,7 +311,7 @@ def test_experts_that_transformers_gathers_are_kept_and_named(tmp_path: Path) ->
     source = saved("MixtralForCausalLM", tmp_path / "in")
     report = project(source, tmp_path / "out")
     assert sum("q_proj" in row["name"] for row in report["rows"]) == 2
-    [(reason, names)] = [(reason, names) for reason, names in report["kept"].items() if "transformers makes" in reason]
+    [(reason, names)] = [(reason, names) for reason, names in report["kept"].items() if "transformers joins" in reason]
     assert "load the model and act" in reason
     assert len(names) == 2 * 2 * 3  # layers, experts, matrices of each
     assert not any("not in the checkpoint" in note for note in report["notes"])
@@ -336,6 +336,43 @@ def test_a_model_of_another_size_is_doubted_or_refused(tmp_path: Path, capsys: p
     assert main([str(source), str(tmp_path / "b")]) == 2
     assert "is not of the model that config.json names, which lacks" in capsys.readouterr().err
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("whole", ["GPT2LMHeadModel", "BertForMaskedLM", "ViTForImageClassification"])
+def test_the_file_of_a_body_is_read_by_the_model_with_a_head(whole: str, tmp_path: Path) -> None:
+    """As `gpt2` is on the hub: the file lacks the prefix `transformer.` that the names of the model have."""
+    config = (saved(whole, tmp_path / "whole") / "config.json").read_text()
+    body = loaded(whole, tmp_path / "whole").base_model
+    body.save_pretrained(tmp_path / "in")
+    (tmp_path / "in" / "config.json").write_text(config)
+    report = project(tmp_path / "in", tmp_path / "out", solver="exact")
+    model = loaded(whole, tmp_path / "in")
+    assert len(report["rows"]) >= 8
+    fire_(model, solver="exact")
+    wanted, new = model.base_model.state_dict(), loaded(whole, tmp_path / "out").base_model.state_dict()
+    assert all(torch.equal(value, new[name]) for name, value in wanted.items())
+
+
+def test_a_larger_vocabulary_is_doubted_and_not_refused(tmp_path: Path) -> None:
+    source = saved("BertForMaskedLM", tmp_path / "in")
+    model = loaded("BertForMaskedLM", source)
+    model.resize_token_embeddings(4000)
+    torch.save(model.state_dict(), tmp_path / "in.pt")
+    report = project(tmp_path / "in.pt", tmp_path / "out.pt", model=str(source))
+    assert len(report["rows"]) == 13
+    assert "of the numbers: is it the right one?" in report["notes"][0]
+
+
+def test_a_buffer_is_no_weight_that_the_model_lacks(tmp_path: Path) -> None:
+    source = saved("GPT2LMHeadModel", tmp_path / "in")
+    state = loaded("GPT2LMHeadModel", source).state_dict() | {
+        f"transformer.h.{i}.attn.bias": torch.ones(1, 1, 512, 512).tril()
+        for i in range(2)  # masks of older versions
+    }
+    torch.save(state, tmp_path / "in.pt")
+    report = project(tmp_path / "in.pt", tmp_path / "out.pt", model=str(source))
+    assert report["notes"] == []
+    assert report["kept"]["a buffer, no parameter"] == ["transformer.h.0.attn.bias", "transformer.h.1.attn.bias"]
 
 
 def test_the_copy_of_a_read_only_folder_is_written(tmp_path: Path) -> None:

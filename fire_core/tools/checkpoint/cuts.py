@@ -2,14 +2,14 @@
 numbers.
 
 A tensor is matched to a parameter by name and shape; where transformers renames it as it reads it, by the new name.
-What it gathers with others into one parameter, such as a layer's experts, is kept, which the report says.
+What it joins with others, splits or turns, such as a layer's experts, is kept, which the report says.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
@@ -110,22 +110,32 @@ def cut_checkpoint(
         origin = "--model"
     elif module is not None:
         origin = "config.json"
-    names = loaded_names(module, [stored.name for stored in checkpoint.tensors])
+    names = loaded_names(module, [stored.name for stored in checkpoint.tensors], parameters)
     places = _parameter_names(checkpoint, parameters, names.renamed, origin)
     if module is None:
         cuts = [_cut_of_tensor(stored, clean_name(stored.name), parameters) for stored in tensors]
         return CheckpointCuts(_without_copies(cuts), [note, *_unread(tensors)], without_model=True)
+    buffers = {name for name, _ in module.named_buffers()}
     notes = []
-    if doubt := _doubt_of_model(checkpoint, groups, places, names, origin):
+    if doubt := _doubt_of_model(checkpoint, groups, places, names, buffers, origin):
         notes.append(doubt)
-    cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters, names) for stored in tensors]
-    notes += [*entries.warnings, *_unread(tensors)]
-    found = {*places.values(), *names.gathered.values()}
+    cuts = [_cut_of_tensor(stored, places.get(stored.name, ""), parameters, names, buffers) for stored in tensors]
+    mine = {places.get(stored.name, "") for stored in tensors} - {""}
+    notes += [line for line in entries.warnings if only is None or any(name in line for name in mine)]
+    notes += _unread(tensors)
+    found = {*places.values(), *_ends(target for targets in names.rebuilt.values() for target in targets)}
     missing = [name for name, group in groups.items() if not found & {name, *group[0].aliases}]
-    if missing:
+    if missing and only is None:
         more = ", ..." if len(missing) > 4 else ""
         notes.append(f"{len(missing)} parameters are not in the checkpoint: {', '.join(missing[:4])}{more}")
     return CheckpointCuts(_without_copies(cuts), notes, without_model=False)
+
+
+def _ends(names: Iterable[str]) -> Iterator[str]:
+    """Yield dotted names, and all that is left of them without their first words, which a training loop may add."""
+    for name in names:
+        words = name.split(".")
+        yield from (".".join(words[i:]) for i in range(len(words)))
 
 
 def chosen(only: str | None, weights: Iterable[Weight]) -> list[Weight]:
@@ -147,6 +157,7 @@ def _doubt_of_model(
     groups: Mapping[str, list[Entry]],
     places: Mapping[str, str],
     names: LoadedNames,
+    buffers: Set[str],
     origin: str,
 ) -> str:
     """Return a line if many numbers of a checkpoint are of no parameter of the model; "" if few are.
@@ -155,31 +166,42 @@ def _doubt_of_model(
         checkpoint: all of it.
         groups: the entries of each parameter of the model, by its name.
         places: the name of the parameter for each tensor's name.
-        names: what transformers renames and gathers.
+        names: where transformers puts tensors.
+        buffers: names of the model's buffers, which are no weights.
         origin: what names the model.
 
     Raises:
-        CheckpointError: neither half of the checkpoint's numbers nor half of the model's are the other's.
+        CheckpointError: neither half of the checkpoint's weights and numbers nor half of the model's are the other's.
     """
     shapes = {alias: e[0].parameter.shape for name, e in groups.items() for alias in (name, *e[0].aliases)}
-    weights = [stored for stored in checkpoint.tensors if stored.floating and stored.tensor.ndim > 1]
+    weights = [
+        stored
+        for stored in checkpoint.tensors
+        if stored.floating and stored.tensor.ndim > 1 and not _is_buffer(stored.name, names, buffers)
+    ]
     known = [
         stored
         for stored in weights
-        if stored.name in names.gathered or shapes.get(places.get(stored.name, "")) == stored.tensor.shape
+        if stored.name in names.rebuilt or shapes.get(places.get(stored.name, "")) == stored.tensor.shape
     ]
     inside, everything = (sum(stored.tensor.numel() for stored in some) for some in (known, weights))
     of_model = [group[0].parameter for group in groups.values() if group[0].parameter.ndim > 1]
-    found = {*(places.get(stored.name, "") for stored in known), *names.gathered.values()}
+    found = {places.get(stored.name, "") for stored in known}
+    found |= {*_ends(target for targets in names.rebuilt.values() for target in targets)}
     covered = [group[0].parameter for name, group in groups.items() if found & {name, *group[0].aliases}]
     share_of_model = sum(p.numel() for p in covered if p.ndim > 1) / max(1, sum(p.numel() for p in of_model))
     words = f"{len(weights) - len(known)} of its {len(weights)} weights"
-    if inside < everything / 2 and share_of_model < 0.5:
+    if inside < everything / 2 and share_of_model < 0.5 and len(known) < len(weights) / 2:
         raise CheckpointError(f"{checkpoint.path} is not of the model that {origin} names, which lacks {words}")
     if inside < 0.9 * everything:
         share = 1 - inside / everything
         return f"the model that {origin} names lacks {words}, {share:.0%} of the numbers: is it the right one?"
     return ""
+
+
+def _is_buffer(name: str, names: LoadedNames, buffers: Set[str]) -> bool:
+    """Return whether a tensor of this name is a buffer of the model, or one that its library passes over."""
+    return name in names.ignored or not buffers.isdisjoint(_ends([names.renamed.get(name, clean_name(name))]))
 
 
 def _check_floats(checkpoint: Checkpoint, tensors: Sequence[StoredTensor], include: Sequence[str]) -> None:
@@ -260,7 +282,11 @@ def _parameter_names(
 
 
 def _cut_of_tensor(
-    stored: StoredTensor, place: str, parameters: Mapping[str, list[Entry]], names: LoadedNames | None = None
+    stored: StoredTensor,
+    place: str,
+    parameters: Mapping[str, list[Entry]],
+    names: LoadedNames | None = None,
+    buffers: Set[str] = frozenset(),
 ) -> TensorCut:
     """Return a tensor of a checkpoint with the matrices of its parameter, or with the reason why it has none.
 
@@ -268,15 +294,16 @@ def _cut_of_tensor(
         stored: the tensor.
         place: name of the parameter that it belongs to; "" if there is none.
         parameters: the entries of each parameter, by all its names.
-        names: what the model's library renames and gathers; None if nothing.
+        names: where the model's library puts tensors; None without a model.
+        buffers: names of the model's buffers.
     """
     group = parameters.get(place)
     if group is None and place and not stored.floating:  # without a model there are parameters of floats alone
         return TensorCut(stored, reason="its number format is one that a projection does not write")
-    if group is None and names is not None and stored.name in names.gathered:
-        return TensorCut(
-            stored, reason="transformers makes a parameter of it and others, or turns it: load the model and act"
-        )
+    if group is None and names is not None and stored.name in names.rebuilt:
+        return TensorCut(stored, reason="transformers joins it with others, splits or turns it: load the model and act")
+    if group is None and names is not None and _is_buffer(stored.name, names, buffers):
+        return TensorCut(stored, reason="a buffer, no parameter")
     if group is None:
         return TensorCut(stored, reason="no parameter of the model has this name")
     if group[0].parameter.shape != stored.tensor.shape:

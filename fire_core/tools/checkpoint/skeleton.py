@@ -82,9 +82,10 @@ def _build_from_config(folder: Path, config: Mapping[str, Any]) -> nn.Module:
         if not isinstance(found, type) or not issubclass(found, nn.Module):
             raise CheckpointError(f"transformers {transformers.__version__} has no {names[0]}")
         _refuse_code_of_others(config)
-        settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        with torch.device("meta"):
-            model: Any = found(settings)
+        with _offline():
+            settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            with torch.device("meta"):
+                model: Any = found(settings)
         model.tie_weights()  # early releases of transformers 5 tie only what they load: a tied head would be kept
         built: nn.Module = model
         return built
@@ -123,7 +124,8 @@ def _is_harmless(key: str, value: Any) -> bool:
     Other words could name a file (`checkpoint_path`) or other weights (`pretrained_cfg`).
     """
     if isinstance(value, str):
-        return key in ("global_pool", "pool_type", "act_layer", "norm_layer", "pos_embed") and value.isidentifier()
+        is_choice = key in ("global_pool", "pool_type", "act_layer", "norm_layer", "pos_embed")
+        return is_choice and (value == "" or value.isidentifier())
     if isinstance(value, list):
         return all(isinstance(number, int | float) for number in value)
     return isinstance(value, int | float | None)
@@ -160,6 +162,19 @@ def _build_torchvision(name: str) -> nn.Module:
         with torch.device("meta"):
             model: nn.Module = torchvision.models.get_model(name, weights=None)
         return model
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Let nothing be asked of the hub: transformers looks up the backbone that a config names, say."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextlib.contextmanager

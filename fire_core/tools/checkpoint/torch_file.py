@@ -23,7 +23,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from fire_core.tools.checkpoint.stored import CheckpointError, StoredTensor
 
-OLD = "cut off, no file of torch.save, or one from before torch 1.6, which torch.save(torch.load(file), file) renews"
+OLD = "no file of torch.save, or one from before torch 1.6, which torch.save(torch.load(file), file) renews"
 # What `optimizer.state_dict()` gives, by its keys; the names of files that flatten it.
 OPTIMIZER = {"state", "param_groups"}
 MOMENTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum")
@@ -67,7 +67,9 @@ def tensors_of(path: Path) -> tuple[Any, list[StoredTensor], list[str], list[str
         warnings.simplefilter("ignore")  # about pickle protocols; what matters ends in an error
         try:
             if not zipfile.is_zipfile(path):
-                raise CheckpointError(f"{path}: no readable checkpoint: {OLD}")
+                with path.open("rb") as file:
+                    is_cut_off = file.read(4) == b"PK\x03\x04"  # a zip archive, whose table of contents is at its end
+                raise CheckpointError(f"{path}: no readable checkpoint: {'its end is missing' if is_cut_off else OLD}")
             if _is_torchscript(path):
                 raise CheckpointError(f"{path}: a TorchScript archive, whose code is compiled: save its state_dict()")
             content = torch.load(path, map_location=to_cpu, mmap=True, weights_only=True)
