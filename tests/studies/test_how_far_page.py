@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -18,9 +19,10 @@ COMPARED = {
     "random labels, 25 % new": ("labels", "share 0.25"),
     "CartPole": ("cartpole", ""),
     "double pendulum": ("pendulum", ""),
+    "permuted text": ("permuted_text", ""),
 }
 RIVALS = ("fire", "random_isometry", "full_reset", "snp")  # likewise
-DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4, "pendulum": 1}
+DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4, "pendulum": 1, "permuted_text": 3}
 ROWS = {
     "base: nothing": "base",
     "a new network for each task": "fresh",
@@ -100,8 +102,11 @@ def test_effects_intervals_and_outcomes() -> None:
         place = COMPARED[name] if name else place  # an empty cell repeats the one above
         shown |= {(*place, biases, rival): cell for rival, cell in zip(RIVALS, cells, strict=True) if cell}
     assert shown == told
-    on_labels, on_pixels = (outcomes[outcomes.stream == stream] for stream in ("labels", "permuted_fashion"))
+    on_labels, on_pixels, on_text = (
+        outcomes[outcomes.stream == stream] for stream in ("labels", "permuted_fashion", "permuted_text")
+    )
     assert on_labels.p_difference.max() < 1e-4
+    assert on_text.p_difference.max() < 1e-4
     assert on_pixels[["p_difference", "p_equivalence"]].max(axis=None) < 1e-4
     assert 0 < on_pixels.low.min() < on_pixels.high.max() < 0.01
 
@@ -174,3 +179,14 @@ def test_rows_on_the_double_pendulum() -> None:
         left = mine.previous_return_after / mine.previous_return_before
         told = [f"{mine['task/return']:.0f}", f"{part:.2f}", f"{left:.2f}", f"{ends[SAC_ROWS[name]]:.0f}"]
         assert cells == told, name
+
+
+def test_rows_on_permuted_text() -> None:
+    runs = pd.read_csv(FOLDER / "permuted_text.csv")
+    runs["left"] = np.exp(runs.previous_loss_before - runs.previous_loss_after)
+    means = runs.groupby("row").mean(numeric_only=True)
+    _, *lines = table("tables", "row | loss, last")
+    assert {ROWS[name] for name, *_ in lines} == {*means.index}
+    for name, *cells in lines:
+        mine = means.loc[ROWS[name]]
+        assert cells == [f"{mine['task_end/loss']:.3f}", f"{mine['online/loss']:.3f}", f"{mine.left:.2f}"], name
