@@ -98,9 +98,10 @@ def test_effects_intervals_and_outcomes() -> None:
         told[line.stream, line.setting, biases, rival] = words
     _, *lines = table("index", "half minus | biases")
     shown, place = {}, ("", "")
-    for name, biases, *cells in lines:
+    for name, cell, *cells in lines:
+        biases = "kept" if cell == "none" else cell  # a network without biases
         place = COMPARED[name] if name else place  # an empty cell repeats the one above
-        shown |= {(*place, biases, rival): cell for rival, cell in zip(RIVALS, cells, strict=True) if cell}
+        shown |= {(*place, biases, rival): words for rival, words in zip(RIVALS, cells, strict=True) if words}
     assert shown == told
     on_labels, on_pixels, on_text = (
         outcomes[outcomes.stream == stream] for stream in ("labels", "permuted_fashion", "permuted_text")
