@@ -190,3 +190,21 @@ def test_rows_on_permuted_text() -> None:
     for name, *cells in lines:
         mine = means.loc[ROWS[name]]
         assert cells == [f"{mine['task_end/loss']:.3f}", f"{mine['online/loss']:.3f}", f"{mine.left:.2f}"], name
+
+
+def test_ten_steps_on_permuted_text() -> None:
+    """The rows that were run beside the study, with the whole tasks of all rows of that table."""
+    ten = pd.read_csv(FOLDER / "permuted_text.ten_steps.csv").query("seed < 20000").set_index("seed")
+    half = pd.read_csv(FOLDER / "permuted_text.csv").query("row == 'half'").set_index("seed")
+    assert f"{(ten['task_end/loss'] - half['task_end/loss']).mean():.3f} below, -0.003 to 0.036" in PAGES["index"]
+    assert f"half is above it, by {(half['online/loss'] - ten['online/loss']).mean():.3f}" in PAGES["index"]
+    ends = pd.read_csv(FOLDER / "permuted_text.tasks.csv").set_index("row")[["task", "task/loss"]]
+    more = pd.read_csv(FOLDER / "permuted_text.ten_steps.tasks.csv")[["task", "task/loss"]]
+    (text,) = re.findall(r"^ *\| \| task 2 .*\n(?: *\|.*\n)+", PAGES["index"], re.MULTILINE)
+    lines = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in text.splitlines()[2:]]
+    assert len(lines) == 5
+    for name, *cells in lines:
+        row = {"FIRE, five steps": "fire", "S&P": "snp"}.get(name, name.replace(" ", "_"))
+        mine = more if name == "FIRE, ten steps" else ends.loc[row]
+        means = [mine[mine.task.between(*tasks)]["task/loss"].mean() for tasks in ((1, 1), (1, 3), (9, 11), (11, 11))]
+        assert cells == [f"{mean:.3f}" for mean in means], name
