@@ -83,6 +83,14 @@ def test_what_fire_keeps_does_not_count_and_a_choice_hides_no_parameter(tmp_path
     cuts = read_cuts(folder, only="*q_proj*")
     assert [one.stored.name.split(".")[2] for one in cuts.cuts] == ["0", "1"]
     assert cuts.notes == []
+    state = loaded("LlamaForCausalLM", folder).state_dict()
+    del state["model.norm.weight"]
+    torch.save(state, tmp_path / "part.pt")
+    assert (
+        "1 parameters are not in the checkpoint: model.norm.weight"
+        in read_cuts(tmp_path / "part.pt", str(folder)).notes
+    )
+    assert read_cuts(tmp_path / "part.pt", str(folder), only="*q_proj*").notes == []
 
 
 def test_not_finite_weights_are_named(tmp_path):
