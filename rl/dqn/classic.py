@@ -9,8 +9,10 @@ import numpy as np
 import torch
 
 from fire_core.ranges import Count, checked
-from rl.common.environments import Environment, check_discrete, examine, make_gymnasium
+from rl.common.environments import Environment, make_gymnasium
+from rl.common.examine import examine
 from rl.common.film import rendered, steps_a_second
+from rl.common.spaces import check_discrete
 from rl.dqn.episodes import Emulator, Episodes
 
 

@@ -19,7 +19,10 @@ from torch import Tensor
 
 from fire_core.ranges import check_arguments, one_of, within
 from harness.config.errors import ConfigError, first_line
-from rl.common.environments import Environment, bounds, check_continuous, examine, make_gymnasium, without_drawing
+from rl.common.environments import Environment, make_gymnasium
+from rl.common.examine import examine
+from rl.common.foreign_code import without_drawing
+from rl.common.spaces import bounds, check_continuous
 
 BENCH = (
     "HumanoidBench is not on the package index and works with mujoco 3.1.6, not with 3.2 or later: "

@@ -13,8 +13,8 @@ from harness.config.errors import ConfigError
 from harness.config.given import given_overrides
 from harness.training import seeding
 from rl.common.continual import ContinualControl, check_one_interface
-from rl.common.environments import bounds, check_continuous
 from rl.common.physics import Physics
+from rl.common.spaces import bounds, check_continuous
 from rl.sac.control import Control, decisions_at_most
 
 log = logging.getLogger(__name__)

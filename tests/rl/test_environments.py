@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 from gymnasium.wrappers import TimeLimit
 
 from harness.config.errors import ConfigError, TrainingError
-from rl.common import environments
+from rl.common import foreign_code
 from rl.common.environments import Environment, make_gymnasium
 from rl.dqn.classic import Classic
 from rl.dqn.episodes import Episodes
@@ -547,7 +547,7 @@ def test_torch_s_threads_are_set_back(caplog: pytest.LogCaptureFixture) -> None:
 def test_an_environment_that_does_not_answer_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(environments, "SECONDS_UNTIL_WARNING", 0.05)
+    monkeypatch.setattr(foreign_code, "SECONDS_UNTIL_WARNING", 0.05)
 
     def slow(result: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
         deadline = time.monotonic() + 60
@@ -572,7 +572,7 @@ def test_one_that_hangs_when_it_is_closed_keeps_no_run_from_its_end(
             if (tmp_path / program.name).exists():  # not that of gymnasium's check, before the first step
                 released.wait(60)
 
-    monkeypatch.setattr(environments, "SECONDS_UNTIL_WARNING", 0.02)
+    monkeypatch.setattr(foreign_code, "SECONDS_UNTIL_WARNING", 0.02)
     folder = program.run_composed(tmp_path, composed(program, register(lambda: Hanging(ACTIONS[program.name]), 50)))
     released.set()
     assert summary(folder)["eval/return"] == 20.0
@@ -597,9 +597,9 @@ def test_a_signal_is_heard_where_an_environment_hangs(
             released.wait(60)
         return result
 
-    monkeypatch.setattr(environments, "SECONDS_AFTER_SIGNAL", 0.1)
-    monkeypatch.setattr(environments, "SECONDS_UNTIL_WARNING", 0.1)
-    monkeypatch.setattr(environments.os, "_exit", leave)
+    monkeypatch.setattr(foreign_code, "SECONDS_AFTER_SIGNAL", 0.1)
+    monkeypatch.setattr(foreign_code, "SECONDS_UNTIL_WARNING", 0.1)
+    monkeypatch.setattr(foreign_code.os, "_exit", leave)
     name = register(lambda: Own(ACTIONS[program.name], after=hang), 50)
     with pytest.raises(SystemExit):  # of the signal, now that the environment answers
         program.run_composed(tmp_path, composed(program, name))
