@@ -59,7 +59,7 @@ TABLE = [
 # (words of the README around a difference, with {} where its number stands; file; rows; minus these rows; column)
 DIFFERENCES = [
     (
-        "is [higher by {}](docs/studies/how_far/index.md)", "studies/how_far/labels.csv",
+        "is higher by {} when every label is new", "studies/how_far/labels.csv",
         "row == 'half' and setting == 'share 1'", "row == 'fire' and setting == 'share 1'", "online/accuracy",
     ),
     (
@@ -75,10 +75,10 @@ DIFFERENCES = [
 # (words of the README around a mean, with {} where it stands; file; rows; column)
 HALF = "studies/how_far/labels.csv", "setting == 'share 1' and row == 'half'", "online/accuracy"
 MEANS = [
-    ("({} and FIRE's", *HALF),
-    ("and FIRE's {})", HALF[0], HALF[1].replace("half", "fire"), HALF[2]),
-    ("its return is {} and FIRE's", "studies/how_far/cartpole.csv", "row == 'half'", "task/return"),
-    ("and FIRE's {} of 500", "studies/how_far/cartpole.csv", "row == 'fire'", "task/return"),
+    ("is new: {} and FIRE's", *HALF),
+    ("and FIRE's {}), worse", HALF[0], HALF[1].replace("half", "fire"), HALF[2]),
+    ("(a return of {} and FIRE's", "studies/how_far/cartpole.csv", "row == 'half'", "task/return"),
+    ("and FIRE's {} of 500; 95", "studies/how_far/cartpole.csv", "row == 'fire'", "task/return"),
     ("has a training return of {} and", "studies/how_far/cartpole.csv", "row == 'base'", "task/return"),
 ]
 
