@@ -144,12 +144,14 @@ class Weight:
         part: which of its rows.
         changed: where it was changed before any product, as `file:line`; "" if it was not.
         is_copy: whether it is a copy, so that what is written to it does not reach the layer's weight.
+        is_turned: whether its last two axes have changed places.
     """
 
     key: int
     part: Part = ()
     changed: str = ""
     is_copy: bool = field(default=False, compare=False)
+    is_turned: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ _MATRIX_PRODUCTS = words(
 _CASTS = words("to float half bfloat16 double type type_as contiguous clone")
 _TAKES_PARTS = words(
     "chunk split tensor_split unsafe_chunk unsafe_split split_with_sizes unbind getitem narrow select "
-    "hsplit dsplit vsplit"
+    "hsplit dsplit vsplit index_select narrow_copy"
 )
 # Functions of each number by itself. The derivative 0 of a unit that is off would hide the weights before it, so these
 # functions get the derivative 1.
@@ -87,21 +87,25 @@ class _Watch(TorchFunctionMode):
     Attributes:
         seen: from the `id` of a weight to the products in which its rows were on several sides.
         together: `id` of each weight all of whose rows were on one side of a product.
-        parts: from the `id` of a weight to the parts of its output that were taken at its places, as masks.
+        parts: from the `id` of a weight to the parts of its output that were taken at each of its places, as masks.
+            A place has several masks if a loop takes another part there in each turn.
         multiplied: `id` of each weight that was, as it is stored, an operand of a product of matrices.
         reshaped: `id` of each weight of which a view was multiplied whose rows or columns are not those of the weight.
+        narrowed: `id` of each weight of which only some columns were multiplied.
     """
 
     def __init__(self, weights: Sequence[Tensor], places: Mapping[int, Places]) -> None:
         super().__init__()
         self.places = places
         self.lines = {(file, line) for spans in places.values() for file, a, b in spans for line in range(a, b + 1)}
-        self.parts: dict[int, dict[Any, Tensor]] = {id(weight): {} for weight in weights}
+        self.parts: dict[int, dict[Any, list[Tensor]]] = {id(weight): {} for weight in weights}
         self.multiplied: set[int] = set()
         self.reshaped: set[int] = set()
+        self.narrowed: set[int] = set()
         matrices = [weight for weight in weights if weight.ndim == 2 and min(weight.shape) > 1]
         # How many numbers lie between the beginnings of two rows of a matrix that is stored as it is.
         self._row_steps = {weight.untyped_storage().data_ptr(): weight.stride()[0] for weight in matrices}
+        self._columns = {id(weight): weight.shape[1] for weight in matrices}
         not_empty = [weight for weight in weights if weight.numel()]
         self._weight_of_storage = {weight.untyped_storage().data_ptr(): id(weight) for weight in not_empty}
         # From the memory of a cast or copy of a weight to it, which must stay alive, and to what it was made of.
@@ -125,8 +129,12 @@ class _Watch(TorchFunctionMode):
                     self.multiplied.add(key)
                     if self._is_reshaped(value):
                         self.reshaped.add(key)
+                    elif self._is_narrowed(value, key):
+                        self.narrowed.add(key)
         if name in _ACTIVATIONS and not getattr(func, "__name__", "").endswith("_"):
             return self._activate(func, args, kwargs)
+        if func is torch.autograd.grad:  # of a model's own; where a layer's input is detached the gradient is 0
+            kwargs = {**kwargs, "allow_unused": True, "materialize_grads": True}
         result = func(*args, **kwargs)
         if name in _CASTS and isinstance(result, Tensor) and args:
             cast_weight = self._weight_in(args[0])
@@ -163,6 +171,13 @@ class _Watch(TorchFunctionMode):
         step = self._row_steps.get(value.untyped_storage().data_ptr())
         return value.ndim > 1 and step is not None and step not in value.stride()
 
+    def _is_narrowed(self, value: Tensor, key: int) -> bool:
+        """Return whether a view of a matrix has its rows, or some of them, with fewer columns."""
+        step = self._row_steps.get(value.untyped_storage().data_ptr())
+        if value.ndim != 2 or step not in value.stride() or key not in self._columns:
+            return False
+        return value.shape[1 - value.stride().index(step)] < self._columns[key]
+
     def _activate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of an activation function, which passes gradients on unchanged."""
         x = next(iter([*args, *kwargs.values()]), None)
@@ -181,13 +196,10 @@ class _Watch(TorchFunctionMode):
             result: a tensor, or several, that a function such as `chunk` has returned.
         """
         frame: Any = sys._getframe(2)
-        for _ in range(6):
-            if frame is None or (frame.f_code.co_filename, frame.f_lineno) in self.lines:
-                break
+        # A function of the model's that is called on the line of a cut may take parts for a purpose of its own.
+        while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "einops"):
             frame = frame.f_back
-        else:
-            return
-        if frame is None:
+        if frame is None or (frame.f_code.co_filename, frame.f_lineno) not in self.lines:
             return
         for i, part in enumerate(result if isinstance(result, (tuple, list)) else [result]):
             if not isinstance(part, Tensor) or part.grad_fn is None:
@@ -196,9 +208,9 @@ class _Watch(TorchFunctionMode):
                 spans = self.places.get(key, ())
                 line = frame.f_lineno
                 if any(file == frame.f_code.co_filename and a <= line <= b for file, a, b in spans):
-                    position = (frame.f_code.co_filename, frame.f_lasti, i)
-                    masks = self.parts[key]
-                    masks[position] = mask | masks[position] if position in masks else mask
+                    masks = self.parts[key].setdefault((frame.f_code.co_filename, frame.f_lasti, i), [])
+                    same = next((n for n, other in enumerate(masks) if bool((other & mask).any())), len(masks))
+                    masks[same:] = [mask | masks[same], *masks[same + 1 :]] if same < len(masks) else [mask]
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
         """Note which rows of weights meet in a product.
@@ -264,6 +276,7 @@ class Pass(NamedTuple):
             them. The cut has a single block if all rows were always together.
         products: the same from products alone.
         multiplied: the weights that, as they are stored, were operands of products of matrices.
+        narrowed: those of them of which only some columns were.
         reshaped: the weights of which a view was multiplied that has other rows, so that their rows are no rows of a
             matrix.
     """
@@ -271,6 +284,7 @@ class Pass(NamedTuple):
     cuts: dict[int, Cut]
     products: dict[int, Cut]
     multiplied: set[int]
+    narrowed: set[int]
     reshaped: set[int]
 
 
@@ -302,7 +316,20 @@ def read_pass(model: nn.Module, example: Any, places: Mapping[int, Places] | Non
         with state_outside_restored(model):
             return _read(model, arguments, keywords, chosen, places or {})
     except Exception as error:  # whatever somebody's model raises
-        raise ValueError(f"example: the model does not run on it: {type(error).__name__} {error}") from error
+        what = "the model does not run on it"
+        if _runs(model, arguments, keywords):
+            what = "the model runs on it, but not while its products are watched; declare blocks= instead"
+        raise ValueError(f"example: {what}: {type(error).__name__} {error}") from error
+
+
+def _runs(model: nn.Module, args: Any, kwargs: Any) -> bool:
+    """Return whether a copy of a model runs on arguments while nothing is watched."""
+    try:
+        with state_outside_restored(model), restored_generators([*model.parameters()]):
+            copy_of(unwrap(model), {})(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    except Exception:  # whatever somebody's model raises
+        return False
+    return True
 
 
 def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], places: Mapping[int, Places]) -> Pass:
@@ -343,7 +370,9 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
     row_dims = {id(m.weight): int(m.transposed) for m in clone.modules() if isinstance(m, _ConvNd)}
     cuts, products = {}, {}
     for original, weight in zip(chosen, weights, strict=True):
-        parts = [*watch.parts[id(weight)].values()]
+        by_place = watch.parts[id(weight)].values()
+        # Parts that a loop takes at one place may be heads of one matrix, or matrices for one layer each.
+        parts = [] if any(len(masks) > 1 for masks in by_place) else [mask for masks in by_place for mask in masks]
         is_together = id(weight) in watch.together and not watch.seen[id(weight)]
         # Parts of which each holds all rows are no parts of the rows: they lie along another axis.
         row_dim = row_dims.get(id(weight), 0)
@@ -355,11 +384,12 @@ def _read(model: nn.Module, args: Any, kwargs: Any, chosen: Sequence[Tensor], pl
         products[id(original)] = _cut(watch.seen[id(weight)], [], dims, single)
     pairs = [(id(original), id(weight)) for original, weight in zip(chosen, weights, strict=True)]
     multiplied = {original for original, weight in pairs if weight in watch.multiplied}
+    narrowed = {original for original, weight in pairs if weight in watch.narrowed}
     reshaped = {original for original, weight in pairs if weight in watch.reshaped}
     seen, by_products = (
         {k: cut for k, cut in read.items() if cut is not None and k not in reshaped} for read in (cuts, products)
     )
-    return Pass(seen, by_products, multiplied, reshaped)
+    return Pass(seen, by_products, multiplied, narrowed, reshaped)
 
 
 def _detach(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -380,25 +410,33 @@ def _detach_first(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     return args, kwargs | _detach(module, (), first)[1]
 
 
-def read_module(module: nn.Module, layer: nn.Module, places: Places = ()) -> Cut | None:
+def read_module(module: nn.Module, layer: nn.Module, places: Places = (), depends_on_rank: bool = False) -> Cut | None:
     """Find out how a layer's weight is cut, from a forward pass of a copy of a module on random input.
 
     Args:
         module: the module that holds the layer.
         layer: the layer, with a `weight`.
         places: the places at which the source cuts the layer's output.
+        depends_on_rank: whether another number of axes of the input may show another cut.
 
     Returns:
-        The cut; None if the module does not run on random input, or if the pass shows nothing.
+        The cut; None if the module does not run on random input, if the pass shows nothing, or if inputs with several
+        numbers of axes show several cuts.
     """
     first = next((part for part in module.modules() if is_layer(part)), layer)
     shapes = list(dict.fromkeys([*_shapes(layer), *_shapes(first)]))
     with state_outside_restored(module):
-        return _read_alone(module, layer.weight, shapes, places)
+        passes = _passes_alone(module, layer.weight, shapes, places)
+        if not depends_on_rank:
+            return next((cut for cut in passes if cut is not None), None)
+        shown = set(passes)
+        return shown.pop() if len(shown) == 1 else None
 
 
-def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], places: Places) -> Cut | None:
-    """Return the cut of a weight from the first pass that runs and shows one, over inputs of several shapes."""
+def _passes_alone(
+    module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], places: Places
+) -> Iterator[Cut | None]:
+    """Yield what each pass that runs shows of a weight, over inputs of several shapes: its cut; None for nothing."""
     draw = torch.Generator().manual_seed(0)
     for shape in shapes:
         x = torch.randn(shape, generator=draw, dtype=torch.float32, device="cpu").to(
@@ -411,9 +449,7 @@ def _read_alone(module: nn.Module, weight: Any, shapes: list[tuple[int, ...]], p
                     cuts = _read(module, arguments, {}, [weight], {id(weight): places}).cuts
             except Exception:  # whatever the module raises on input that it does not take
                 continue
-            if id(weight) in cuts:
-                return cuts[id(weight)]
-    return None
+            yield cuts.get(id(weight))
 
 
 def _arguments_of(module: nn.Module, x: Tensor) -> Iterator[tuple[Any, ...]]:

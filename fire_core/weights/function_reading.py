@@ -56,7 +56,7 @@ from fire_core.weights.syntax_trees import (
     source_of,
 )
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
-from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations, writes_in_place
+from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations, turned, writes_in_place
 from fire_core.weights.topology import is_layer
 
 if TYPE_CHECKING:
@@ -624,6 +624,8 @@ class FunctionReading:
                 return Shape(owner)
             if name in ("mT", "T", "mH", "H") and isinstance(owner, Flow):
                 return viewed("t", owner, (), {}, None) if name in "TH" else viewed("mT", owner, (-2, -1), {}, None)
+            if name in ("mT", "T", "mH", "H") and isinstance(owner, Weight):
+                return turned(owner)
             if name in ("mT", "T", "mH", "H", "data", "real", "imag", "values"):
                 return owner
             if name in ("dtype", "device", "ndim", "is_cuda", "requires_grad"):
@@ -781,8 +783,8 @@ class FunctionReading:
             return Partial(args[0], tuple(args[1:]), kwargs)
         if callee in GETTERS and all(isinstance(arg, PLAIN_TYPES) for arg in args):
             return callee(*args)
-        if isinstance(callee, type) and issubclass(callee, dict) and (not args or isinstance(args[0], dict)):
-            return WithAttributes({**(args[0] if args else {}), **kwargs})
+        if isinstance(callee, type) and issubclass(callee, dict) and (items := _mapping_of(*args[:1])) is not None:
+            return WithAttributes({**items, **kwargs})
         if isinstance(callee, type):
             for weight in weights_in(arguments):
                 self.reader.use_of(weight.key).escapes = self.reader.use_of(weight.key).is_lost = True
@@ -810,6 +812,9 @@ class FunctionReading:
         if name == "checkpoint" and args and callable_value(args[0]):
             of_function = {k: v for k, v in kwargs.items() if k not in ("use_reentrant", "preserve_rng_state")}
             return self.call_value(args[0], args[1:], of_function, node)
+        if name == "functional_call" and args and isinstance(args[0], nn.Module):
+            given = args[1] if len(args) > 1 else kwargs.get("parameter_and_buffer_dicts")
+            return self._call_with_weights(args[0], given, args[2:], kwargs, node)
         if name == "vmap" and args and callable_value(args[0]):
             return Mapped(args[0])
         if name == "fork" and args and callable_value(args[0]):  # of torch.jit; its `wait` returns the result
@@ -820,6 +825,38 @@ class FunctionReading:
             operands = list(args[3]) if len(args) > 3 and isinstance(args[3], (tuple, list)) else []
             return self._after_either(*(self.call_value(branch, operands, {}, node) for branch in args[1:3]))
         return self.tensors.call(name, args, kwargs, node)
+
+    def _call_with_weights(
+        self, module: nn.Module, given: Any, inputs: list[Any], named: dict[str, Any], node: ast.AST
+    ) -> Any:
+        """Return what `torch.func.functional_call` gives: a module's output with other tensors for its parameters.
+
+        Args:
+            module: the module.
+            given: tensors by the names of parameters and buffers; or several such mappings.
+            inputs: the module's arguments: one that is no tuple or a tuple of several, and those by name.
+            named: the same by the names `args` and `kwargs`.
+            node: the syntax node of the call.
+        """
+        parameters = dict(module.named_parameters(remove_duplicate=False))
+        for mapping in given if isinstance(given, (tuple, list)) else [given]:
+            for name, value in mapping.items() if isinstance(mapping, dict) else ():
+                own = parameters.get(name) if isinstance(name, str) else None
+                is_other = isinstance(value, (Flow, Unknown)) or (isinstance(value, Weight) and bool(value.changed))
+                if own is not None and own.ndim > 1 and is_other:
+                    self.tensors.change_weight(Weight(id(own)), node)
+        arguments = named.get("args", inputs[0] if inputs else ())
+        keywords = named.get("kwargs", inputs[1] if len(inputs) > 1 else None)
+        positional = list(arguments) if isinstance(arguments, tuple) else [arguments]
+        return self.call_value(module, positional, keywords if isinstance(keywords, dict) else {}, node)
+
+
+def _mapping_of(items: Any = ()) -> dict[Any, Any] | None:
+    """Return the mapping that `dict` makes of a mapping or of pairs; None if these are not known."""
+    if isinstance(items, dict):
+        return items
+    is_known = isinstance(items, (tuple, list)) and all(_is_item_pair(pair) for pair in items)
+    return dict(items) if is_known else None
 
 
 def _are_plain(value: Any, container: Any) -> bool:

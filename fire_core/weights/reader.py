@@ -83,10 +83,11 @@ class Reader:
         self.seen: dict[int, Cut] = {}
         self.products: dict[int, Cut] = {}
         self.multiplied: set[int] | None = None
+        self.narrowed: set[int] = set()  # weights of which the pass multiplies only some columns
         self.reshaped: set[int] = set()  # weights whose rows the pass does not multiply with
         if example is not None:
             places = {key: use.places for key, use in self.code.items() if use.cut}
-            self.seen, self.products, self.multiplied, self.reshaped = read_pass(model, example, places)
+            self.seen, self.products, self.multiplied, self.narrowed, self.reshaped = read_pass(model, example, places)
         self.cuts: dict[str, Cut] = {}  # by the names of a weight; the bias of the layer is cut in the same way
         # Results for layers that are built alike, by what makes them alike:
         self._cuts_alone: dict[object, Cut | None] = {}
@@ -236,7 +237,8 @@ class Reader:
         if code is not None and code.overwritten:
             return f"each forward pass writes to the weight ({code.overwritten}), and so would undo what is done to it"
         if code is not None and code.changed:
-            if self.multiplied is not None and id(entry.parameter) in self.multiplied:
+            is_whole = id(entry.parameter) not in self.narrowed
+            if self.multiplied is not None and id(entry.parameter) in self.multiplied and is_whole:
                 return ""
             layer = type(use.owner).__name__
             return f"the code of {layer}, or around it, changes the weight before it is multiplied ({code.changed})"
@@ -254,8 +256,16 @@ class Reader:
         return f"{type(use.owner).__name__}.forward does something else with the weight than torch's own layer does"
 
     def _is_multiplied_as_stored(self, use: Use) -> bool:
-        """Return whether a linear layer's own forward pass computes x W, so that W is stored (inputs, outputs)."""
-        return isinstance(use.owner, nn.Linear) and self._turns_weight(use, multiplies_by_stored)
+        """Return whether the code computes x W with a linear layer's weight, so that W is stored (inputs, outputs).
+
+        The code is the layer's own forward pass; or, if nobody calls the layer, that of a module around it.
+        """
+        if use.is_raw or not isinstance(use.owner, nn.Linear):
+            return False
+        code = self.code.get(id(use.owner._parameters.get("weight")))
+        if code is not None and code.is_uncalled and code.multiplied:
+            return code.sums_over == {"rows"}
+        return self._turns_weight(use, multiplies_by_stored)
 
     def _turns_weight(self, use: Use, is_turned: Callable[[Any], bool]) -> bool:
         """Return what a trial says of a layer whose own forward pass multiplies with the stored weight; else False.
@@ -322,7 +332,8 @@ class Reader:
             alike = fingerprint(module) if is_doubted else re.sub(r"\d+", "*", use.name)
             key = (type(module), leaf, weight.shape, tuple(places), alike)
             if key not in self._cuts_alone:
-                self._cuts_alone[key] = read_module(module, use.owner, places)
+                depends_on_rank = code is not None and code.depends_on_rank
+                self._cuts_alone[key] = read_module(module, use.owner, places, depends_on_rank)
             cut = self._cuts_alone[key]
             if cut is not None and (len(cut.blocks) > 1 or not places or (code is not None and not code.is_sure)):
                 return cut

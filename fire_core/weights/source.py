@@ -24,7 +24,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -98,6 +98,8 @@ class LayerUse:
     Attributes:
         calls: how often its layer is called, or the weight itself multiplied.
         multiplied: how often the weight, as it is stored, is an operand of a product of matrices.
+        sums_over: over what the products with the weight as it is stored sum: "columns" in x W^T, "rows" in x W, "" if
+            that is not known.
         fused_by_torch: whether torch's own code for attention or recurrent layers takes it, and so cuts it as always.
         own_forward: what the forward pass of a user's layer class does with it: "plain", "changed" or "unclear"; "" if
             the class is torch's.
@@ -108,6 +110,8 @@ class LayerUse:
             () if these are not known, or differ from call to call.
         is_rejoined: whether some of its parts are put together again.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
+        by_rank: those of the unsure parts of which the number of axes of the model's input decides it: `h[:, :n]`
+            takes features of an h with two axes, and positions of one with three.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         computed_with: where something else than a product is computed with the weight; "" if nothing is.
         is_uncalled: whether no call of its layer was found.
@@ -119,6 +123,7 @@ class LayerUse:
 
     calls: int = 0
     multiplied: int = 0
+    sums_over: set[str] = field(default_factory=set)
     fused_by_torch: bool = False
     own_forward: str = ""
     signatures: dict[Part, Signature] = field(default_factory=dict)
@@ -127,6 +132,7 @@ class LayerUse:
     sections: dict[Any, tuple[int, ...]] = field(default_factory=dict)
     is_rejoined: bool = False
     unsure: set[Part] = field(default_factory=set)
+    by_rank: set[Part] = field(default_factory=set)
     changed: str = ""
     computed_with: str = ""
     is_uncalled: bool = False
@@ -140,6 +146,7 @@ class LayerUse:
             self.changed = other.changed
         self.calls += other.calls
         self.multiplied += other.multiplied
+        self.sums_over |= other.sums_over
         self.fused_by_torch |= other.fused_by_torch
         self.own_forward = self.own_forward or other.own_forward
         for part, signature in other.signatures.items():
@@ -165,6 +172,7 @@ class LayerUse:
             self.state_sections(where, sizes)
         self.is_rejoined |= other.is_rejoined
         self.unsure |= other.unsure
+        self.by_rank |= other.by_rank
 
     def state_sections(self, where: Any, sizes: tuple[int, ...]) -> None:
         """Record into which sizes the output is cut at a place; () if another call there has other sizes."""
@@ -173,6 +181,10 @@ class LayerUse:
     @property
     def cut(self) -> list[Part]:
         """The parts of the output that meet different operations, from its first such cut; empty if there is none."""
+        return next(iter(self._cuts()), [])
+
+    def _cuts(self) -> Iterator[list[Part]]:
+        """Yield for each cut of the output, or of a part of it, its parts, if these meet different operations."""
         groups: dict[Part, dict[Part, Signature]] = {}
         for part, signature in self.signatures.items():
             for depth in range(len(part)):
@@ -180,13 +192,17 @@ class LayerUse:
                 group.setdefault(part[: depth + 1], set()).update(signature)
         for group in groups.values():
             if len(group) > 1 and len({frozenset(signature) for signature in group.values()}) > 1:
-                return list(group)
-        return []
+                yield list(group)
 
     @property
     def is_sure(self) -> bool:
         """Whether the parts of `cut` are certainly parts of the features, and not of another axis."""
         return not any(part[: depth + 1] in self.unsure for part in self.cut for depth in range(len(part)))
+
+    @property
+    def depends_on_rank(self) -> bool:
+        """Whether the number of axes of the model's input decides whether the output is cut."""
+        return any(part[: depth + 1] in self.by_rank for part in self.cut for depth in range(len(part)))
 
     @property
     def heights(self) -> tuple[int, ...]:
@@ -207,8 +223,9 @@ class LayerUse:
 
     @property
     def places(self) -> list[tuple[str, int, int]]:
-        """The places where the output is cut, each as (file, first line, last line)."""
-        return list(dict.fromkeys(self.spans[part] for part in self.cut if part in self.spans))
+        """The places where the output, or a part of it, is cut, each as (file, first line, last line)."""
+        parts = (part for parts in self._cuts() for part in parts)
+        return list(dict.fromkeys(self.spans[part] for part in parts if part in self.spans))
 
 
 class LimitReached(Exception):
@@ -450,6 +467,7 @@ class SourceReader:
         node: ast.AST,
         context: FunctionContext,
         or_unknown: bool = False,
+        is_by_rank: bool = False,
     ) -> Flow:
         """Return a part of a tensor along an axis; the tensor itself if the axis holds no features.
 
@@ -462,9 +480,11 @@ class SourceReader:
             context: the function that cuts.
             or_unknown: whether a part along an axis that is not known, or that holds the features together with
                 another axis, is taken too, unless other tensors stand beside them. It is marked as unsure.
+            is_by_rank: whether the number of axes of the model's input decides whether this axis holds features; such
+                a part is taken, and marked as unsure.
         """
         kind = MIXED if flow.axes is None or axis is None else flow.axes[axis]
-        if kind == OTHER or (kind == MIXED and (flow.is_joined or not or_unknown)):
+        if kind == OTHER or (kind == MIXED and (flow.is_joined or not (or_unknown or is_by_rank))):
             return flow
         origins = set()
         for key, part in flow.origins:
@@ -476,6 +496,8 @@ class SourceReader:
             use.signatures.setdefault(taken, set())
             if kind == MIXED:
                 use.unsure.add(taken)
+            if is_by_rank:
+                use.by_rank.add(taken)
             origins.add((key, taken))
         number = self.number(flow)
         calls = frozenset((key, number) for key, part in flow.origins if not part) | flow.calls

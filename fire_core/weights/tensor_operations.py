@@ -29,6 +29,7 @@ from fire_core.weights.flows import (
     SHARE,
     Flow,
     FunctionContext,
+    Part,
     Parts,
     Place,
     Rest,
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
 MOST_ADDED = 8  # layers whose sum is looked at as the output of a network, not as a stream through many blocks
 MOST_TURNS = 4  # of a loop over a known number of turns without modules, and parts of a cut into an unknown number
 DISTANCES = words("cdist")  # of each row of one matrix to each of another, which no isometry concerns
+# Steps of a tensor: parts of one layer were put side by side along a new axis, and then multiplied with a tensor.
+STACKED, SCALED = "stacked", "scaled"
 EXTREMES = words("min max minimum maximum fmin fmax")
 CHANGES_NO_NUMBER = words("requires_grad_ detach_ share_memory_")  # methods in place that leave a tensor's numbers
 
@@ -162,6 +165,8 @@ class TensorOperations:
             return viewed(name, first, args[1:], kwargs, self._feature_count(first))
         if name in KEEP_FEATURES:
             return first
+        if name in ("sum", "mean") and {STACKED, SCALED} <= first.steps:
+            self._meet_weighted_sum(first)
         if name in REDUCTIONS and (reduced := self._reduced(name, first, args[1:], kwargs)) is not None:
             return reduced
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
@@ -180,6 +185,13 @@ class TensorOperations:
             first = merged([first, other])
         first = with_step(first, name)
         return altered(first) if leaves_features else tensor_of_unknown_axes(first)
+
+    def _meet_weighted_sum(self, flow: Flow) -> None:
+        """Record for `(torch.stack([a, b]) * w).sum(0)` that each part of a layer's output has another factor."""
+        for key, of_flow in flow.origins:
+            for part, signature in self.reader.use_of(key).signatures.items():
+                if len(part) == len(of_flow) + 1 and part[: len(of_flow)] == of_flow:
+                    signature.add(("weighted sum", *part[-1]))
 
     def _reduced(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Return a mean, a maximum or the like over places of a tensor; None if it may be over its features.
@@ -260,6 +272,7 @@ class TensorOperations:
                 use.changed = use.changed or weight.changed
             else:
                 use.multiplied += 1
+                use.sums_over.add(_summed_axis(name, values, weight))
                 use.fused_by_torch |= name in PRODUCTS_WITH_FUSED_WEIGHT
             if weight.part:
                 beside = (self.reader.number(value) for value in values if not isinstance(value, Weight))
@@ -294,7 +307,7 @@ class TensorOperations:
         if name == "stack":  # along a new axis; where that is one of the last two, a view can join the features again
             is_along = True if dim in (-1, -2) else None
         parts_by_key: dict[int, set[Any]] = {}
-        for key, part in {origin for piece in flows_in(pieces) for origin in piece.origins}:
+        for key, part in _origins_in(pieces):
             parts_by_key.setdefault(key, set()).add(part)
         for key, parts in parts_by_key.items():
             self.reader.use_of(key).is_rejoined |= len(parts) > 1
@@ -387,7 +400,10 @@ class TensorOperations:
             stacked = Unknown(notes=notes, number=self.reader.number(["joined", is_stack, *pieces]))
             stacked.is_stacked = is_complete and is_stack
             return stacked
-        return replace(merged(flows), notes=notes, is_stacked=is_complete and is_stack)
+        joined = merged(flows)
+        parts_meet = any(len({part for at, part in _origins_in(pieces) if at == key}) > 1 for key, _ in joined.origins)
+        joined = with_step(joined, STACKED) if is_stack and parts_meet else joined
+        return replace(joined, notes=notes, is_stacked=is_complete and is_stack)
 
     def _cut_in_parts(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return the parts that `chunk`, `split` or a similar function cuts a tensor into."""
@@ -477,16 +493,16 @@ class TensorOperations:
                 return self._taken_of_joined(flow, joined.outputs, start, start + length, node)
             flow = altered(flow, side_by_side=None)
         axis = axis_index(flow, dim) if isinstance(dim, int) else None
-        if axis is None or flow.axes is None:
+        if flow.axes is None or not isinstance(dim, int):
             return flow
+        index = args[1] if len(args) > 1 else kwargs.get("index")
         if name == "select":
-            index = args[1] if len(args) > 1 else kwargs.get("index")
             return self._select_at(flow, axis, index, node, dim)
-        if name == "index_select":
-            index = args[1] if len(args) > 1 else kwargs.get("index")
-            return self.reader.take_part(flow, axis, ("index", self.reader.number(index)), "slice", node, self.context)
         which = tuple(str(plain_or_type(value)) for value in args[1:] or kwargs.values())
-        return self.reader.take_part(flow, axis, which, "slice", node, self.context)
+        key = ("index", self.reader.number(index)) if name == "index_select" else which
+        if axis is None:
+            return self._part_by_rank(flow, key, node) if self._may_hold_features(flow, dim) else flow
+        return self.reader.take_part(flow, axis, key, "slice", node, self.context)
 
     def _feature_count(self, flow: Flow) -> int | None:
         """Return the number of features of a whole output of one layer; None for a part, or if it is not known."""
@@ -522,6 +538,8 @@ class TensorOperations:
             other = next((value for value in values if value is not flows[0]), None)
             flows = [self._noted_beside(flows[0], name, other, side)]
         joined = merged(flows, notes_in(values))
+        if is_product and sum(map(is_tensor, values)) == 2 and STACKED in joined.steps:
+            joined = with_step(joined, SCALED)
         if is_product and len(flows) == 2:
             return with_step(joined, "gated")
         return joined if is_sum or is_product else with_step(joined, name)
@@ -566,6 +584,8 @@ class TensorOperations:
         changes = {"neg", "masked_fill", "div", "true_divide", "roll", "pad", "flip", "sub", "dropout"}
         if name == "clone":
             return replace(weight, is_copy=True)
+        if name in ("t", "transpose", "swapaxes", "swapdims", "permute", "adjoint"):
+            return turned(weight)
         if name in VIEWS or name in KEEP_FEATURES - changes:
             return weight
         if name in CUTS:
@@ -664,6 +684,9 @@ class TensorOperations:
                 flow = self.reader.take_part(flow, -1, key, "slice", node, self.context)
                 flow = flow if isinstance(item, list) else altered(flow, axes=None)  # a buffer may have several axes
                 at += 1
+            elif _says_which(item) and self._may_hold_features(flow, dim):
+                flow = self._part_by_rank(flow, ("index", self.reader.number(item)), node)
+                at += 1
             elif isinstance(item, (Flow, Unknown, Size, list, tuple)):
                 at += isinstance(item, (Flow, list, tuple))  # an index along this axis: what it takes is not known
                 if isinstance(item, Unknown) and axis is not None and axis + 1 < len(flow.axes or ()):
@@ -713,7 +736,9 @@ class TensorOperations:
         if axis is None and flow.is_open:
             if dim > 0 and flow.axes.count(SHARE) > 1 and isinstance(item, int):  # perhaps one of the groups of a view
                 key = ("at", dim, item)
-                return self.reader.take_part(flow, None, key, "index", node, self.context, or_unknown=True)
+                return self.reader.take_part(
+                    flow, None, key, "index", node, self.context, or_unknown=True, is_by_rank=not flow.is_joined
+                )
             return altered(flow, is_sample=True) if dim == 0 else flow
         if axis is None:
             return altered(flow, axes=None)
@@ -724,13 +749,26 @@ class TensorOperations:
         bounds = (item.start, item.stop, item.step)
         if flow.axes is None or all(bound is None for bound in bounds):
             return flow
+        key = slice_key(item, written)
         if axis is None:  # of a linear layer's output with an unknown number of axes, counted from the front
+            if not (flow.is_open and flow.axes == (FEATURES,)):
+                return flow
             sure = [bound for bound in bounds[:2] if isinstance(bound, int) and bound > 1]
             known = all(isinstance(bound, int | None) for bound in bounds)
-            if not (sure and known and flow.is_open and flow.axes == (FEATURES,)):
-                return flow
+            if not (sure and known):
+                may_hold_features = self._may_hold_features(flow, dim) and any(map(_may_divide_features, bounds))
+                return self._part_by_rank(flow, key, node) if may_hold_features else flow
             axis, flow = dim, with_features_at(flow, dim)
-        return self.reader.take_part(flow, axis, slice_key(item, written), "slice", node, self.context)
+        return self.reader.take_part(flow, axis, key, "slice", node, self.context)
+
+    def _may_hold_features(self, flow: Flow, dim: Any) -> bool:
+        """Return whether an axis counted from the front holds all features if the model's input has two axes."""
+        is_whole = flow.is_open and flow.axes == (FEATURES,) and not flow.is_sample
+        return is_whole and dim == 1 and not self.reader.follows_givers
+
+    def _part_by_rank(self, flow: Flow, key: Any, node: ast.AST) -> Flow:
+        """Return a part along an axis that holds features only if the model's input has few enough axes."""
+        return self.reader.take_part(flow, None, key, "slice", node, self.context, is_by_rank=True)
 
     def part_at(self, parts: Parts, index: int) -> Any:
         """Return one of the parts of a cut whose number of parts was not known."""
@@ -754,15 +792,45 @@ class TensorOperations:
         return Size(index if isinstance(index, int) and index >= 0 else None)
 
 
+def _origins_in(pieces: Sequence[Any]) -> set[tuple[int, Part]]:
+    """Return the (`id` of a weight, part of its layer's output) that some tensors carry together."""
+    return {origin for piece in flows_in(pieces) for origin in piece.origins}
+
+
 def _is_scaled(values: Sequence[Any], weight: Weight) -> bool:
     """Return whether `einsum` sums over no axis of a weight, so that it scales or masks the weight's numbers."""
+    of_weight, of_output = _axes_in_equation(values, weight)
+    return bool(of_weight) and {*of_weight} <= {*of_output}
+
+
+def _axes_in_equation(values: Sequence[Any], weight: Weight) -> tuple[list[str], list[str]]:
+    """Return the names of a weight's axes, and of the output's, in the equation of an `einsum`."""
     equation = next((value for value in values if isinstance(value, str)), "")
     terms, _, output = equation.partition("->")
     operands = [value for value in values if is_tensor(value)]
     term = dict(zip(range(len(operands)), terms.split(","), strict=False)).get(operands.index(weight), "")
     # einops' equations have whole words for axes, torch's have letters.
-    of_weight, of_output = ({*side.split()} if " " in side.strip() else {*side.strip()} for side in (term, output))
-    return bool(of_weight) and of_weight <= of_output
+    of_weight, of_output = (side.split() if " " in side.strip() else [*side.strip()] for side in (term, output))
+    return of_weight, of_output
+
+
+def _summed_axis(name: str, values: Sequence[Any], weight: Weight) -> str:
+    """Return over which axis of a weight, as it is stored, a product sums: "rows", "columns", or "" if not known."""
+    sums_over_first: bool | None = None  # of the weight as it stands in the product
+    if name in ("matmul", "mm", "linear"):
+        sums_over_first = name != "linear" and values.index(weight) == 1
+    elif name == "einsum":
+        of_weight, of_output = _axes_in_equation(values, weight)
+        kept = [axis in of_output for axis in of_weight]
+        sums_over_first = not kept[0] if len(kept) == 2 and sum(kept) == 1 else None
+    if sums_over_first is None:
+        return ""
+    return "rows" if sums_over_first != weight.is_turned else "columns"
+
+
+def turned(weight: Weight) -> Weight:
+    """Return a weight whose last two axes have changed places."""
+    return replace(weight, is_turned=not weight.is_turned)
 
 
 def writes_in_place(name: str) -> bool:
@@ -806,6 +874,14 @@ def bounds_along(items: Sequence[Any], joined: SideBySide) -> tuple[int, int] | 
         return None
     start, stop, _ = item.indices(sum(rows for _, rows in joined.outputs))
     return start, stop
+
+
+def _may_divide_features(bound: Any) -> bool:
+    """Return whether a bound or step of a slice may say where features are divided, as `n // 2` and `::2` do.
+
+    A place alone (`x[:, 1:]`, `x[:, :-1]`) is one of positions, and the length of another tensor's axis, too.
+    """
+    return (isinstance(bound, int) and abs(bound) > 1) or bound == Size()
 
 
 def _says_which(item: Any) -> bool:
