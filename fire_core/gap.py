@@ -1,5 +1,6 @@
 """Measure whether a network has lost plasticity: train a copy of it and a fresh network on the same new task."""
 
+import contextlib
 import copy
 import inspect
 import math
@@ -69,6 +70,9 @@ def default_loss(model: nn.Module, batch: Any) -> Tensor:
     if isinstance(batch, Mapping):
         loss: Tensor = model(**batch).loss
         return loss
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+        raise ValueError(f"a batch is a {kind}: only (inputs, labels) or a mapping is known; give loss=")
     inputs, labels = batch
     return F.cross_entropy(model(inputs), labels)
 
@@ -111,8 +115,9 @@ def plasticity_gap(
     Raises:
         ValueError: `fresh` returns a network of another shape, the aged network's weights, or the same weights twice;
             `batches` is empty or no list; the loss is not finite, or changes the mode of the network (comparing a loss
-            in evaluation mode with one in training mode would measure dropout, not plasticity); or the optimizer's
-            `step` takes a closure, as torch's do, and does not call it.
+            in evaluation mode with one in training mode would measure dropout, not plasticity); the optimizer's
+            `step` takes a closure, as torch's do, and does not call it; or training changes no weight, because the
+            optimizer or the loss is that of another network.
     """
     if isinstance(fresh, nn.Module) or not callable(fresh):
         raise ValueError(f"fresh is a {type(fresh).__name__}: give a function that builds a new network at each call")
@@ -125,7 +130,8 @@ def plasticity_gap(
     aged_losses: list[float] = []
     fresh_losses: list[float] = []
     last_fresh_weights = None
-    with torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"]):
+    generators = torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"])
+    with torch.inference_mode(False), generators, _gradients_restored(model):
         for draw in range(draws):
             _seed_generators(_seed_of_draw(seed, draw), devices)
             fresh_network = _build_fresh(fresh, model, last_fresh_weights)
@@ -141,6 +147,17 @@ def plasticity_gap(
     half_width = STUDENT_T[min(draws - 2, len(STUDENT_T) - 1)] * float(gaps.std()) * math.sqrt(1 + 1 / draws)
     gap = float(gaps.mean())
     return PlasticityGap(tuple(aged_losses), tuple(fresh_losses), steps, gap, gap - half_width, gap + half_width)
+
+
+@contextlib.contextmanager
+def _gradients_restored(model: nn.Module) -> Iterator[None]:
+    """Take away gradients that a loss of another network than its argument leaves in the aged one."""
+    without_gradient = [p for p in model.parameters() if p.grad is None]
+    try:
+        yield
+    finally:
+        for p in without_gradient:
+            p.grad = None
 
 
 def _seed_generators(seed: int, devices: Iterable[torch.device]) -> None:
@@ -184,6 +201,13 @@ def _deep_copy(model: nn.Module) -> nn.Module:
             if name not in ("_parameters", "_buffers", "_modules"):
                 detach_histories(value, memo)
     return copy.deepcopy(model, memo)
+
+
+def _copy_of_batch(batch: Any) -> Any:
+    """Return a copy of a batch, without autograd history, since a network or loss may write to its input."""
+    memo: dict[int, Any] = {}
+    detach_histories(batch, memo)
+    return copy.deepcopy(batch, memo)
 
 
 def _signature(network: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
@@ -248,7 +272,10 @@ def _train(
 ) -> float:
     """Train a network with one step for each training batch, and return its mean loss on `batches` afterwards."""
     optimizer = make_optimizer(p for p in network.parameters() if p.requires_grad)
-    step: Any = optimizer.step
+    step: Any = getattr(optimizer, "step", None)
+    if not callable(step):
+        raise ValueError(f"optimizer makes a {type(optimizer).__name__}: it must make one optimizer, which has a step")
+    initial_weights = [p.detach().clone() for p in network.parameters()]
     # As torch's own optimizers do. LBFGS needs a closure, since it evaluates the loss several times a step.
     takes_closure = "closure" in inspect.signature(step).parameters
     evaluations = 0
@@ -258,6 +285,8 @@ def _train(
         evaluations += 1
         optimizer.zero_grad()
         value = _checked_loss(network, batch, loss)
+        if not value.requires_grad:
+            raise ValueError("the loss has no gradient: it is detached, or all weights of the network are frozen")
         value.backward()
         return value
 
@@ -273,6 +302,11 @@ def _train(
         raise ValueError(
             f"{type(optimizer).__name__}.step takes a closure and does not call it, so that nothing would be trained"
         )
+    if _are_equal(initial_weights, list(network.parameters())):
+        raise ValueError(
+            "training changes no weight: the optimizer must take the parameters that it is given, with a learning rate "
+            "above 0, and the loss must be that of the network that it is given"
+        )
     network.eval()
     with torch.no_grad():
         total = sum(float(_checked_loss(network, batch, loss)) for batch in batches)
@@ -286,7 +320,7 @@ def _checked_loss(network: nn.Module, batch: Any, loss: Loss) -> Tensor:
         ValueError: the loss is no finite scalar, or computing it has changed the network's mode.
     """
     training = network.training
-    value = loss(network, batch)
+    value = loss(network, _copy_of_batch(batch))
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise ValueError("loss must give one number, as a tensor: a mean over the samples")
     if network.training != training:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.polar.factor import full_precision
 from fire_core.polar.options import check_number
@@ -34,10 +34,6 @@ def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
         TypeError: W is no tensor (but a module, for example).
         ValueError: W has fewer than two dimensions.
     """
-    if not isinstance(W, Tensor):
-        raise TypeError(
-            f"dfi takes a weight, not a {type(W).__name__}: print(fire_(copy.deepcopy(model))) shows those of a model"
-        )
     _check_matrices("dfi", W)
     W = to_working(W) / scale
     with full_precision(W.device.type):  # the call may come from within a training step's autocast
@@ -46,8 +42,16 @@ def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
     return gram.square().sum((-2, -1))
 
 
-def _check_matrices(function: str, W: Tensor) -> None:
-    """Raise a ValueError that names the function if a tensor holds no matrices, such as a bias."""
+def _check_matrices(function: str, W: object) -> None:
+    """Refuse what holds no matrices, such as a module or a bias.
+
+    Raises:
+        TypeError: W is no tensor; the message names the function.
+        ValueError: it has fewer than two dimensions; likewise.
+    """
+    if not isinstance(W, Tensor):
+        hint = ": print(fire_(copy.deepcopy(model))) shows those of a model" if isinstance(W, nn.Module) else ""
+        raise TypeError(f"{function} takes a weight, (..., m, n), not a {type(W).__name__}{hint}")
     if W.ndim < 2:
         raise ValueError(f"{function} takes matrices, (..., m, n), and got a tensor of shape {tuple(W.shape)}")
 
@@ -109,7 +113,12 @@ def stable_rank(W: Tensor) -> Tensor:
 
     Returns:
         (...), between 1 and min(m, n); 0 for a zero matrix.
+
+    Raises:
+        TypeError: W is no tensor.
+        ValueError: W has fewer than two dimensions.
     """
+    _check_matrices("stable_rank", W)
     squares = torch.linalg.svdvals(to_working(W)).square()
     largest = squares.amax(-1)
     return torch.where(largest > 0, squares.sum(-1) / torch.where(largest > 0, largest, 1), 0)
@@ -123,7 +132,12 @@ def effective_rank(W: Tensor) -> Tensor:
 
     Returns:
         (...), between 1 and min(m, n); 0 for a zero matrix.
+
+    Raises:
+        TypeError: W is no tensor.
+        ValueError: W has fewer than two dimensions.
     """
+    _check_matrices("effective_rank", W)
     values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
     p = values / torch.where(total > 0, total, 1)
@@ -141,8 +155,10 @@ def srank(W: Tensor, delta: float = 0.01) -> Tensor:
         (...) int64; 0 for a zero matrix.
 
     Raises:
-        ValueError: `delta` outside [0, 1).
+        TypeError: W is no tensor.
+        ValueError: `delta` outside [0, 1), or W has fewer than two dimensions.
     """
+    _check_matrices("srank", W)
     check_number("delta", delta, lambda share: 0 <= share < 1, "at least 0 and below 1")
     values = torch.linalg.svdvals(to_working(W))
     total = values.sum(-1, keepdim=True)
@@ -163,7 +179,17 @@ def dormant_scores(activations: Tensor) -> Tensor:
 
     Returns:
         (units,), with a mean of 1; all 0 if the whole layer is silent.
+
+    Raises:
+        TypeError: `activations` is no tensor.
+        ValueError: it has fewer than two dimensions.
     """
+    if not isinstance(activations, Tensor):
+        raise TypeError(
+            f"one layer's activations are a tensor, (samples, ..., units), not a {type(activations).__name__}"
+        )
+    if activations.ndim < 2:
+        raise ValueError(f"activations are (samples, ..., units), and got a tensor of shape {tuple(activations.shape)}")
     magnitudes = to_working(activations).abs().flatten(0, -2).mean(0)  # (units,)
     mean = magnitudes.mean()
     return magnitudes / torch.where(mean > 0, mean, 1)
@@ -194,8 +220,11 @@ def dormant_ratio(activations: Iterable[Tensor], threshold: float = 0.0) -> floa
         A share between 0 and 1; NaN if an activation is not finite, or there is no sample.
 
     Raises:
+        TypeError: `activations` is a single tensor, whose samples would be taken for layers.
         ValueError: there is no layer.
     """
+    if isinstance(activations, Tensor):
+        raise TypeError("dormant_ratio takes the activations of each layer in a list: dormant_ratio([activations])")
     layers = list(activations)
     if not layers:
         raise ValueError("there are no activations: dormant_ratio needs those of one layer at least")

@@ -118,11 +118,32 @@ def test_hessian_norm_of_a_loss_that_is_linear_in_some_parameters():
 
 
 @pytest.mark.parametrize(
-    "call", [lambda b: M.dfi(b), lambda b: M.sfe(b, b), lambda b: M.alignment(b, torch.eye(3))], ids=["dfi", "sfe", "a"]
+    "call",
+    [M.dfi, lambda b: M.sfe(b, b), lambda b: M.alignment(b, torch.eye(3)), M.stable_rank, M.effective_rank, M.srank],
 )
 def test_a_bias_is_refused_by_name(call):
     with pytest.raises(ValueError, match=r"^\w+ takes matrices, .* and got a tensor of shape \(3,\)$"):
         call(torch.ones(3))
+
+
+@pytest.mark.parametrize("function", [M.dfi, M.stable_rank, M.effective_rank, M.srank])
+def test_what_is_no_tensor_is_refused_by_name(function) -> None:
+    with pytest.raises(TypeError, match=rf"^{function.__name__} takes a weight, .* not a list$"):
+        function([[1.0, 2.0]])
+    with pytest.raises(TypeError, match=r"not a Linear: print\(fire_\(copy.deepcopy\(model\)\)\)"):
+        function(nn.Linear(2, 2))
+
+
+def test_activations_of_one_layer_are_not_taken_for_several_layers() -> None:
+    activations = torch.rand(4, 5, 8)
+    activations[..., 0] = 0
+    assert M.dormant_ratio([activations]) == 1 / 8
+    with pytest.raises(TypeError, match="dormant_ratio takes the activations of each layer in a list"):
+        M.dormant_ratio(activations)
+    with pytest.raises(ValueError, match=r"activations are \(samples, ..., units\), and got a tensor of shape \(8,\)"):
+        M.dormant(torch.rand(8))
+    with pytest.raises(TypeError, match=r"a tensor, .* not a list"):
+        M.dormant_scores([[0.0, 1.0]])
 
 
 def test_a_dormant_ratio_of_what_is_not_finite_is_not_known() -> None:

@@ -93,7 +93,7 @@ def test_a_network_that_has_lost_nothing_is_seldom_called_lost() -> None:
             plasticity_gap(
                 Weight(torch.randn(()).item()),
                 lambda: Weight(torch.randn(()).item()),
-                optimizer=lambda p: torch.optim.SGD(p, lr=1e-9),
+                optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
                 draws=draws,
                 seed=seed,
                 **options,
@@ -136,6 +136,11 @@ class IgnoresItsClosure(torch.optim.SGD):
 one = Weight(1.0)
 
 
+def square_of_one(model: nn.Module, batch: object) -> torch.Tensor:
+    """A loss of another network than its argument."""
+    return one.weight.square().sum()
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -149,6 +154,13 @@ one = Weight(1.0)
         ({"loss": to_eval}, "changes the network's mode"),
         ({"loss": lambda model, batch: square(model, batch) * math.nan}, "a loss of nan"),
         ({"optimizer": IgnoresItsClosure}, "takes a closure and does not call it, so that nothing would be trained"),
+        ({"optimizer": lambda p: [torch.optim.SGD(p)]}, "optimizer makes a list: it must make one optimizer"),
+        ({"optimizer": lambda p: torch.optim.SGD(one.parameters(), lr=0.1)}, "training changes no weight"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.0)}, "training changes no weight"),
+        ({"loss": square_of_one}, "training changes no weight"),
+        ({"loss": lambda model, batch: square(model, batch).detach()}, "the loss has no gradient"),
+        ({"loss": default_loss, "batches": [(0, 1, 2)]}, "a batch is a tuple of 3: only .* give loss="),
+        ({"loss": default_loss, "batches": [torch.ones(3)]}, "a batch is a Tensor: only .* give loss="),
         ({"draws": 1}, "draws"),
         ({"steps": 0}, "steps"),
     ],
@@ -157,6 +169,35 @@ def test_what_would_compare_something_else_is_refused(changed: dict[str, Any], s
     options: dict[str, Any] = {"fresh": Weight, "batches": [0], "steps": 2, "loss": square} | changed
     with pytest.raises(ValueError, match=says):
         plasticity_gap(one, **options)
+    assert one.weight.grad is None
+
+
+class WritesToItsInput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = network()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.inside(x.div_(2.0))
+        return outputs
+
+
+def test_a_network_that_writes_to_its_input_changes_no_batch() -> None:
+    """Else the aged network, which trains first, would see other inputs than the fresh one."""
+    batches = data(2)
+    before = copy.deepcopy(batches)
+    plasticity_gap(WritesToItsInput(), fresh=WritesToItsInput, batches=batches, steps=4, draws=2)
+    assert all(torch.equal(x, y) for x, y in zip(sum(batches, ()), sum(before, ()), strict=True))
+
+
+def test_batches_that_another_network_has_made_and_a_call_in_inference_mode() -> None:
+    body = nn.Linear(16, 16)
+    batches = [(body(inputs), labels) for inputs, labels in data(2)]
+    plain = plasticity_gap(network(), fresh=network, batches=batches, steps=4, draws=2)
+    assert body.weight.grad is None
+    with torch.inference_mode():
+        inside = plasticity_gap(network(), fresh=network, batches=batches, steps=4, draws=2)
+    assert inside.fresh == plain.fresh
 
 
 def test_generators_of_other_devices_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,10 @@ def reset_optimizer_state(
             same gradients. This takes three times the memory of the parameters and states.
 
     Returns:
-        How many (optimizer, parameter) states were reset. Parameters without a state do not count. A `FireWarning`
-        says if the optimizers hold none of the parameters; of half-precision parameters only with `verify`, since
-        their optimizers may hold copies in float32.
+        How many (optimizer, parameter) states were reset. Parameters without a state do not count, nor does what an
+        optimizer of another package keeps outside its `state`, which is reset too. A `FireWarning` says if the
+        optimizers hold none of the parameters; of half-precision parameters only with `verify`, since their optimizers
+        may hold copies in float32.
 
     Raises:
         TypeError: `optimizers` holds something that is no optimizer, or `params` is no list of parameters (a module,
