@@ -38,6 +38,9 @@ from fire_core.weights.topology import unwrap
 logger = logging.getLogger("fire_core")
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 PREFIX = "fire/"  # of the names of logged numbers
+# When a weight counts as brought back to its old values, see `Intervention._check_that_changes_last`:
+MANY_STEPS = 10  # the distance over which it came, in steps
+FEW_NUMBERS = 8  # which may come back by chance
 
 
 class FireWith(Method):
@@ -107,12 +110,14 @@ class ChangedWeight:
         weight: the weight itself.
         old: a sample of its numbers before, see `_sample`.
         new: the same sample after.
+        returned: the same sample after a step that brought it close to `old`; None: no step has.
     """
 
     name: str
     weight: Tensor
     old: Tensor
     new: Tensor
+    returned: Tensor | None = None
 
 
 class Never(Trigger):
@@ -273,7 +278,7 @@ class Intervention:
         before. That firing is used up: the trigger does not fire again until it is due the next time.
 
         Raises:
-            RuntimeError: the step has brought weights back to what they were before the last action.
+            RuntimeError: steps have brought weights back to what they were before the last action.
         """
         self._check_that_changes_last()
         metrics, self.observed = {**self.observed, **metrics}, {}
@@ -292,7 +297,7 @@ class Intervention:
             What the method did.
 
         Raises:
-            RuntimeError: the step before has brought weights back to what they were before the last action.
+            RuntimeError: the steps before have brought weights back to what they were before the last action.
         """
         self._check_that_changes_last()
         self._act(Firing(step, "called", "called by the loop"))
@@ -416,13 +421,26 @@ class Intervention:
         return masters
 
     def _check_that_changes_last(self) -> None:
-        """Raise a RuntimeError if an optimizer step has brought a changed weight back to its old values."""
+        """Raise a RuntimeError if optimizer steps have brought a changed weight back to its old values.
+
+        A weight that is close to its old values after one step may be there by chance, if the act was no larger than
+        a step, as a full reset right after the first one. So the next step of this weight is awaited: only a weight
+        that came back over a distance of many such steps was brought back.
+        """
         samples = [_sample(change.weight) for change in self.changed]
-        if all(torch.equal(change.new, sample) for change, sample in zip(self.changed, samples, strict=True)):
+        pairs = list(zip(self.changed, samples, strict=True))
+        if all(change.returned is None and torch.equal(change.new, sample) for change, sample in pairs):
             return  # there was no step yet, or a gradient scaler has skipped it
-        changes, self.changed = self.changed, []
-        for change, sample in zip(changes, samples, strict=True):
-            if (sample - change.old).norm() < 0.1 * (sample - change.new).norm():
+        self.changed = []
+        for change, sample in pairs:
+            if len(sample) < FEW_NUMBERS:
+                continue
+            if change.returned is None:
+                if (sample - change.old).norm() < 0.1 * (sample - change.new).norm():
+                    self.changed.append(replace(change, returned=sample))
+            elif torch.equal(sample, change.returned):  # a skipped step, or one below the weight's precision
+                self.changed.append(change)
+            elif MANY_STEPS * (sample - change.returned).norm() < (change.new - change.old).norm():
                 raise RuntimeError(
                     f"{change.name} is back at its old values: a step undid the act, since the optimizer writes this "
                     "weight from a copy, which masters= can name, or from old weights in its own state, as TRAC does"

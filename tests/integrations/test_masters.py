@@ -8,8 +8,8 @@ from torch import nn
 
 from fire_core.integrations.intervention import Intervention
 from fire_core.integrations.torch import FireHook
-from fire_core.methods import Chain, Fire, Method, RandomIsometry, ShrinkAndPerturb
-from fire_core.triggers import At
+from fire_core.methods import Chain, Fire, FullReset, Method, RandomIsometry, ShrinkAndPerturb
+from fire_core.triggers import At, Every
 from tests.weights.test_masters import Flat, InState, Loop, MastersOnly, error, network
 
 
@@ -39,7 +39,7 @@ class Hidden(Loop):
         if not self.skips:
             with torch.no_grad():
                 for weight, master in zip(self.model.parameters(), self.copies, strict=True):
-                    weight.copy_(master)
+                    weight.copy_(master.mul_(0.999))
 
 
 def test_a_step_that_undoes_the_act_is_noticed_and_a_skipped_one_is_not_taken_for_it() -> None:
@@ -49,6 +49,7 @@ def test_a_step_that_undoes_the_act_is_noticed_and_a_skipped_one_is_not_taken_fo
     loop.step()
     loop.step()
     loop.skips = False
+    loop.step()
     loop.step()
     with pytest.raises(RuntimeError, match=r"weight is back at its old values: .* which masters= can name"):
         loop.step()
@@ -116,3 +117,20 @@ def test_a_network_that_is_refused_leaves_the_masters_of_another_as_they_were(
         assert torch.equal(weight, expected)
     assert not intervention.fired
     assert intervention.firings == 0, "no action has happened"
+
+
+@pytest.mark.parametrize("method", [FullReset(), ShrinkAndPerturb()])
+@pytest.mark.parametrize("act_after", [1, 20])
+def test_an_act_as_small_as_a_step_is_not_taken_for_one_that_was_undone(method: Method, act_after: int) -> None:
+    """A weight may come back to its old values by itself: the bias of one number moves by Adam's rate each time."""
+    for seed in range(6):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
+        inputs, targets = torch.randn(64, 4), torch.randn(64, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        FireHook(optimizer, model, Every(act_after), method=copy.deepcopy(method))
+        for step in range(10 if act_after == 1 else 200):
+            rows = slice(None) if act_after == 1 else torch.arange(step * 8, step * 8 + 8) % 64
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs[rows]), targets[rows]).backward()
+            optimizer.step()
