@@ -3,15 +3,18 @@
 The symbolic trace (`torch.fx`, in training mode) says which layer reads what which layer writes, through skips and
 flattened maps. Units that flow into what is not understood (concatenations, grouped convolutions, attention, layer
 norm, other reshapes) are left out rather than guessed, and so are those of layers that are called twice, share a
-weight, or are more than torch's own layers. Inputs are taken to be batches of vectors or of maps.
+weight, or are more than torch's own layers. A trace follows one way through the code: units that a layer off this way
+could read, since it takes as many inputs, are left out too. Inputs are taken to be batches of vectors or of maps.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import logging
 import operator
+import random
 from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -23,7 +26,10 @@ from torch.fx import Node, Tracer
 from torch.nn.modules.conv import _ConvNd
 
 from fire_core.units.graph import Consumer, Producer, Units, weight
-from fire_core.weights.topology import is_layer, unwrap
+from fire_core.weights.overlap import overlapping
+from fire_core.weights.source import SourceReader
+from fire_core.weights.syntax_trees import source_of
+from fire_core.weights.topology import input_count, is_layer, unwrap
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +65,9 @@ def unit_graph(modules: Mapping[str, nn.Module], log_omitted: bool = False) -> l
     roots = [unwrap(module) for module in modules.values()]
     networks_of_parameter = Counter(id(p) for root in roots for p in root.parameters())
     shared = {key for key, count in networks_of_parameter.items() if count > 1}
+    parameters = [p for root in roots for p in root.parameters()]
+    for pair in overlapping((str(at), p) for at, p in enumerate(parameters)):  # a transposed view, for example
+        shared.update(id(parameters[int(at)]) for at in pair)
     graph: list[Units] = []
     for root in roots:
         declare = getattr(root, "unit_graph", None)
@@ -125,8 +134,14 @@ class _TraceReader:
         parameters = inspect.signature(model.forward).parameters.items()
         defaults = {name: p.default for name, p in parameters if p.default is not p.empty}
         clone = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # parameters are not copied
-        with torch.random.fork_rng(devices=[]):
-            self.graph = Tracer().trace(clone.train(), concrete_args=defaults)
+        state_of_random = random.getstate()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(0)  # a network that skips layers by chance skips the same ones
+                random.seed(0)
+                self.graph = Tracer().trace(clone.train(), concrete_args=defaults)
+        finally:
+            random.setstate(state_of_random)
         self.flows: dict[Node, _Flow | None] = {}
         self.streams: list[_Stream] = []
         self.probed: set[Node] = set()  # tensors that a consumer reads; further consumers of them are not probed
@@ -136,6 +151,16 @@ class _TraceReader:
         # ids of modules and parameters that are used more than once, or outside of their layer's own call
         self.reused = {id(getattr(self.modules[owner], name, None)) for owner, _, name in accessed} | shared
         self.reused |= {key for key, count in Counter(map(id, [*called, *owned])).items() if count > 1}
+        used = {
+            part for module in called for part in module.modules()
+        }  # those of one that the trace does not enter, too
+        used |= {self.modules[owner] for owner, _, _ in accessed}
+        uncalled = [module for module in set(self.modules.values()) if is_layer(module) and module not in used]
+        elsewhere = _called_elsewhere(model, uncalled)
+        for holder in self.modules.values():  # an argument may choose another one of several modules
+            if isinstance(holder, (nn.ModuleList, nn.ModuleDict)) and not used.isdisjoint(holder.modules()):
+                elsewhere += [module for module in holder.modules() if module in uncalled]
+        self.inputs_elsewhere = {input_count(layer) for layer in elsewhere}
 
     def read(self) -> list[Units]:
         """Return the units whose producers and consumers are all known."""
@@ -145,9 +170,15 @@ class _TraceReader:
             self.flows[node] = None if reads_shape_only else self.follow(node)
             if self.flows[node] is None and not reads_shape_only:
                 self.mark_inputs_opaque(node)
+        flattened = {id(flow.stream) for flow in self.flows.values() if flow is not None and (flow.flat or flow.dims)}
         graph = []
         for stream in self.streams:
-            if not stream.opaque and stream.consumers:
+            # A layer off the way of this trace may read units of as many channels, or all places of their maps.
+            is_read_elsewhere = any(
+                count == stream.count or (id(stream) in flattened and count % stream.count == 0)
+                for count in self.inputs_elsewhere
+            )
+            if not stream.opaque and stream.consumers and not is_read_elsewhere:
                 name = " + ".join(stream.producers)
                 producers = tuple(Producer(self.modules[layer]) for layer in stream.producers)
                 graph.append(Units(name, stream.count, producers, tuple(stream.consumers), tuple(stream.norms)))
@@ -162,7 +193,7 @@ class _TraceReader:
         """Return whether a layer is used elsewhere too, or does more than torch's own layer, as one with a gain."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         further_parameters = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
-        if further_parameters or "forward" in vars(module) or module._forward_hooks:
+        if further_parameters or "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
             return True
         return any(id(thing) in self.reused for thing in (module, *tensors))
 
@@ -178,6 +209,8 @@ class _TraceReader:
                 if type(module) in NORMS:
                     return self.through_norm(module, source)
                 return self.through_layer(node, source)
+            if any(map(_may_return, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
+                return None
             name, arguments = type(module).__name__, dict(vars(module))
         elif node.op in ("call_function", "call_method") and "out" not in node.kwargs:
             name = getattr(node.target, "__name__", str(node.target))
@@ -187,9 +220,28 @@ class _TraceReader:
         name = name.replace("_", "").lower()
         if name in BINARY:
             return self.merge(sources)
-        if name in ("view", "reshape") and len(node.args) == 3 and node.args[2] == -1 and _is_batch(*node.args[:2]):
+        if name in ("view", "reshape") and len(node.args) == 3 and node.args[2] == -1 and self.is_batch(*node.args[:2]):
             name, arguments, source = "flatten", {"start_dim": 1}, sources[0]
         return None if source is None else through_function(source, name, arguments)
+
+    def is_batch(self, tensor: Any, number: Any) -> bool:
+        """Return whether a number is the batch size of a tensor: its `size(0)` or `shape[0]`, or those of its input."""
+        if not isinstance(number, Node) or not isinstance(tensor, Node):
+            return False
+        is_first = number.target == "size" and number.args[1:] == (0,)
+        if number.target is operator.getitem and number.args[1] == 0 and isinstance(number.args[0], Node):
+            number = number.args[0]
+            is_first = number.target is getattr and bool(number.args[1] == "shape")
+        sized = number.args[0] if number.args else None
+        return is_first and isinstance(sized, Node) and self.has_batch_of(tensor, sized)
+
+    def has_batch_of(self, tensor: Node, sized: Node) -> bool:
+        """Return whether a tensor has as many samples as another one, from which it was computed sample by sample."""
+        if tensor is sized:
+            return True
+        name = str(getattr(tensor.target, "__name__", tensor.target)).replace("_", "").lower()
+        keeps_samples = self.flows.get(tensor) is not None or name in ELEMENTWISE | BINARY
+        return keeps_samples and any(self.has_batch_of(source, sized) for source in tensor.all_input_nodes)
 
     def through_layer(self, node: Node, source: _Flow | None) -> _Flow | None:
         """Add a layer as a consumer of what it reads, and return the new stream that it writes."""
@@ -262,16 +314,22 @@ def through_function(source: _Flow, name: str, arguments: Mapping[str, Any]) -> 
     return source if is_spatial or name in ELEMENTWISE else None
 
 
-def _is_batch(tensor: object, number: object) -> bool:
-    """Return whether a node is the batch size: `x.size(0)` or `x.shape[0]` of this tensor or of an input."""
-    if not isinstance(number, Node):
-        return False
-    is_first = number.target == "size" and number.args[1:] == (0,)
-    if number.target is operator.getitem and number.args[1] == 0 and isinstance(number.args[0], Node):
-        number = number.args[0]
-        is_first = number.target is getattr and bool(number.args[1] == "shape")
-    source = number.args[0] if number.args else None
-    return is_first and (source is tensor or (isinstance(source, Node) and source.op == "placeholder"))
+def _called_elsewhere(model: nn.Module, uncalled: list[nn.Module]) -> list[nn.Module]:
+    """Return those of the layers that a trace does not call which the code of another branch or method calls."""
+    if not uncalled:
+        return []
+    uses = SourceReader(model).uses
+    keys = {id(layer): id(layer._parameters.get("weight")) for layer in uncalled}
+    return [layer for layer in uncalled if (use := uses.get(keys[id(layer)])) is not None and not use.is_uncalled]
+
+
+def _may_return(hook: Any) -> bool:
+    """Return whether a hook may return another value; False if its source shows that it only looks."""
+    function = getattr(hook, "__func__", hook)
+    source = source_of(function)
+    if source is None or isinstance(source, ast.Lambda):
+        return True
+    return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(source))
 
 
 def traced_units(model: nn.Module, shared: Set[int] = frozenset(), log_omitted: bool = False) -> list[Units]:

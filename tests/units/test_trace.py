@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -194,3 +195,132 @@ def test_what_is_left_out_is_said_by_the_method_that_needs_it(caplog: pytest.Log
     (record,) = caplog.records
     expected = "units of Net2 by tracing: 4 of 5 layers are left alone: one, grouped, back, head"
     assert record.getMessage() == expected
+
+
+# ------------------------------------------------------------------------------------------- what a trace does not see
+
+
+class FrameStack(nn.Module):
+    """Frames are encoded one by one, (B, T, C, H, W), and their maps are read together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.hidden, self.head = nn.Conv2d(3, 4, 3), nn.Linear(2 * 4 * 36, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        maps = F.relu(self.conv(x.flatten(0, 1)))
+        return self.head(F.relu(self.hidden(maps.view(batch, -1))))
+
+
+class Scaled(FrameStack):
+    """The same batch size, of images that are scaled before the first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(4 * 36, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        maps = F.relu(self.conv(x.float() / 255.0))
+        return self.head(F.relu(self.hidden(maps.view(batch, -1))))
+
+
+def test_the_batch_of_an_input_is_that_of_a_map_only_if_samples_stay_samples() -> None:
+    assert [units.name for units in check_permutations(FrameStack(), 3, 2, 3, 8, 8)] == ["hidden"]
+    assert [units.name for units in traced_units(Scaled())] == ["conv", "hidden"]
+
+
+class Body(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU())
+        self.head, self.other = nn.Linear(8, 3), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class ActorCritic(Body):
+    def value(self, x: Tensor) -> Tensor:
+        return self.other(self.body(x))
+
+
+class OtherHeadInEvaluation(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x)
+        return self.head(h) if self.training else self.other(h)
+
+
+class ChosenHead(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"a": self.head, "b": nn.Linear(8, 3)})
+
+    def forward(self, x: Tensor, task: str = "a") -> Tensor:
+        return self.heads[task](self.body(x))
+
+
+class SkipsLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8), nn.Linear(8, 8)) for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            if self.training and torch.rand(()).item() < 0.5:
+                continue
+            x = x + block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("model", [ActorCritic, OtherHeadInEvaluation, ChosenHead])
+def test_units_that_a_layer_off_the_trace_may_read_are_left_out(model: type[nn.Module]) -> None:
+    assert [units.name for units in traced_units(model())] == ["body.0"]
+    assert [units.name for units in traced_units(Body())] == ["body.0", "body.2"], "no code calls `other`"
+
+
+def test_a_network_that_skips_layers_by_chance_has_the_same_units_each_time() -> None:
+    model = SkipsLayers()
+    state = torch.get_rng_state()
+    names = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        names.append([units.name for units in traced_units(model)])
+    assert names == names[:1] * 4
+    assert not any("first" in name for name in names[0])
+    torch.set_rng_state(state)
+    traced_units(model)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_weights_that_share_memory_are_shared() -> None:
+    model = nn.Sequential(
+        nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    )
+    assert len(unit_graph({"model": model})) == 3
+    encoder: Any = model[2]
+    decoder: Any = model[4]
+    decoder.weight = nn.Parameter(encoder.weight.t())  # another parameter, of the same memory
+    with pytest.raises(ValueError, match="no hidden units"):
+        unit_graph({"model": model})
+
+
+def look(module: nn.Module, args: Any, output: Tensor) -> None:
+    module.seen = output
+
+
+def centre(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return output - output.mean(1, keepdim=True)
+
+
+def test_a_hook_that_changes_values_is_told_from_one_that_looks() -> None:
+    model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[1].register_forward_hook(look)
+    assert len(traced_units(model)) == 1
+    model[1].register_forward_hook(centre)
+    assert not traced_units(model)
