@@ -116,8 +116,8 @@ def plasticity_gap(
         ValueError: `fresh` returns a network of another shape, the aged network's weights, or the same weights twice;
             `batches` is empty or no list; the loss is not finite, or changes the mode of the network (comparing a loss
             in evaluation mode with one in training mode would measure dropout, not plasticity); the optimizer's
-            `step` takes a closure, as torch's do, and does not call it; or training changes no weight, because the
-            optimizer or the loss is that of another network.
+            `step` takes a closure, as torch's do, and does not call it; or nothing would be trained, because the
+            optimizer has the parameters of another network or a learning rate of 0, or the loss is that of another one.
     """
     if isinstance(fresh, nn.Module) or not callable(fresh):
         raise ValueError(f"fresh is a {type(fresh).__name__}: give a function that builds a new network at each call")
@@ -131,7 +131,7 @@ def plasticity_gap(
     fresh_losses: list[float] = []
     last_fresh_weights = None
     generators = torch.random.fork_rng(devices=[device for device in devices if device.type == "cuda"])
-    with torch.inference_mode(False), generators, _gradients_restored(model):
+    with torch.inference_mode(False), generators, _gradients_put_aside(model):
         for draw in range(draws):
             _seed_generators(_seed_of_draw(seed, draw), devices)
             fresh_network = _build_fresh(fresh, model, last_fresh_weights)
@@ -150,14 +150,16 @@ def plasticity_gap(
 
 
 @contextlib.contextmanager
-def _gradients_restored(model: nn.Module) -> Iterator[None]:
-    """Take away gradients that a loss of another network than its argument leaves in the aged one."""
-    without_gradient = [p for p in model.parameters() if p.grad is None]
+def _gradients_put_aside(model: nn.Module) -> Iterator[None]:
+    """Put the gradients of a network aside within this block, where a user's loss may add to them by mistake."""
+    gradients = [(p, p.grad) for p in model.parameters()]
+    for p, _ in gradients:
+        p.grad = None
     try:
         yield
     finally:
-        for p in without_gradient:
-            p.grad = None
+        for p, gradient in gradients:
+            p.grad = gradient
 
 
 def _seed_generators(seed: int, devices: Iterable[torch.device]) -> None:
@@ -204,10 +206,16 @@ def _deep_copy(model: nn.Module) -> nn.Module:
 
 
 def _copy_of_batch(batch: Any) -> Any:
-    """Return a copy of a batch, without autograd history, since a network or loss may write to its input."""
+    """Return a copy of a batch, without autograd history, since a network or loss may write to its input.
+
+    A batch that holds something that cannot be copied, such as a generator, is returned as it is.
+    """
     memo: dict[int, Any] = {}
     detach_histories(batch, memo)
-    return copy.deepcopy(batch, memo)
+    try:
+        return copy.deepcopy(batch, memo)
+    except TypeError:
+        return batch
 
 
 def _signature(network: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, bool]]:
@@ -275,7 +283,7 @@ def _train(
     step: Any = getattr(optimizer, "step", None)
     if not callable(step):
         raise ValueError(f"optimizer makes a {type(optimizer).__name__}: it must make one optimizer, which has a step")
-    initial_weights = [p.detach().clone() for p in network.parameters()]
+    _check_trains(optimizer, network)
     # As torch's own optimizers do. LBFGS needs a closure, since it evaluates the loss several times a step.
     takes_closure = "closure" in inspect.signature(step).parameters
     evaluations = 0
@@ -288,6 +296,10 @@ def _train(
         if not value.requires_grad:
             raise ValueError("the loss has no gradient: it is detached, or all weights of the network are frozen")
         value.backward()
+        if evaluations == 1 and all(p.grad is None for p in network.parameters()):
+            raise ValueError(
+                "the loss reaches no weight of the network that it is given: it is that of another network"
+            )
         return value
 
     network.train()
@@ -302,15 +314,26 @@ def _train(
         raise ValueError(
             f"{type(optimizer).__name__}.step takes a closure and does not call it, so that nothing would be trained"
         )
-    if _are_equal(initial_weights, list(network.parameters())):
-        raise ValueError(
-            "training changes no weight: the optimizer must take the parameters that it is given, with a learning rate "
-            "above 0, and the loss must be that of the network that it is given"
-        )
     network.eval()
     with torch.no_grad():
         total = sum(float(_checked_loss(network, batch, loss)) for batch in batches)
     return total / len(batches)
+
+
+def _check_trains(optimizer: Any, network: nn.Module) -> None:
+    """Check before the first step that an optimizer trains a network, as far as its groups tell.
+
+    Raises:
+        ValueError: it has only other parameters, or its learning rates are 0.
+    """
+    groups = getattr(optimizer, "param_groups", [])
+    if not groups:
+        return
+    own = {id(p) for p in network.parameters()}
+    if not any(id(p) in own for group in groups for p in group["params"]):
+        raise ValueError("optimizer has parameters of another network: it must take those that it is given")
+    if all("lr" in group and float(group["lr"]) == 0 for group in groups):
+        raise ValueError("optimizer has a learning rate of 0, so that nothing would be trained")
 
 
 def _checked_loss(network: nn.Module, batch: Any, loss: Loss) -> Tensor:

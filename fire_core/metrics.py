@@ -50,7 +50,8 @@ def _check_matrices(function: str, W: object) -> None:
         ValueError: it has fewer than two dimensions; likewise.
     """
     if not isinstance(W, Tensor):
-        hint = ": print(fire_(copy.deepcopy(model))) shows those of a model" if isinstance(W, nn.Module) else ""
+        is_shown = function == "dfi" and isinstance(W, nn.Module)
+        hint = ": print(fire_(copy.deepcopy(model))) shows those of a model" if is_shown else ""
         raise TypeError(f"{function} takes a weight, (..., m, n), not a {type(W).__name__}{hint}")
     if W.ndim < 2:
         raise ValueError(f"{function} takes matrices, (..., m, n), and got a tensor of shape {tuple(W.shape)}")

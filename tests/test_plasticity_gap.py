@@ -155,9 +155,9 @@ def square_of_one(model: nn.Module, batch: object) -> torch.Tensor:
         ({"loss": lambda model, batch: square(model, batch) * math.nan}, "a loss of nan"),
         ({"optimizer": IgnoresItsClosure}, "takes a closure and does not call it, so that nothing would be trained"),
         ({"optimizer": lambda p: [torch.optim.SGD(p)]}, "optimizer makes a list: it must make one optimizer"),
-        ({"optimizer": lambda p: torch.optim.SGD(one.parameters(), lr=0.1)}, "training changes no weight"),
-        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.0)}, "training changes no weight"),
-        ({"loss": square_of_one}, "training changes no weight"),
+        ({"optimizer": lambda p: torch.optim.SGD(one.parameters(), lr=0.1)}, "parameters of another network"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, lr=0.0)}, "optimizer has a learning rate of 0"),
+        ({"loss": square_of_one}, "the loss reaches no weight of the network"),
         ({"loss": lambda model, batch: square(model, batch).detach()}, "the loss has no gradient"),
         ({"loss": default_loss, "batches": [(0, 1, 2)]}, "a batch is a tuple of 3: only .* give loss="),
         ({"loss": default_loss, "batches": [torch.ones(3)]}, "a batch is a Tensor: only .* give loss="),
@@ -167,9 +167,30 @@ def square_of_one(model: nn.Module, batch: object) -> torch.Tensor:
 )
 def test_what_would_compare_something_else_is_refused(changed: dict[str, Any], says: str) -> None:
     options: dict[str, Any] = {"fresh": Weight, "batches": [0], "steps": 2, "loss": square} | changed
+    gradient = one.weight.grad = torch.ones(1)
     with pytest.raises(ValueError, match=says):
         plasticity_gap(one, **options)
-    assert one.weight.grad is None
+    assert one.weight.grad is gradient
+    assert (float(one.weight.detach()), float(gradient)) == (1.0, 1.0)
+
+
+def test_a_network_that_has_no_gradient_any_more_has_lost_plasticity() -> None:
+    """Its weights do not change, which is what the measurement is for."""
+    aged = network()
+    with torch.no_grad():
+        for layer in (aged[0], aged[2]):
+            layer.bias.fill_(-100.0)  # type: ignore[union-attr]
+        aged[4].bias[0] = 5.0  # type: ignore[index, union-attr]
+    for p in (*aged[4].parameters(),):
+        p.requires_grad_(False)
+
+    def fresh() -> nn.Module:
+        new = network()
+        for p in (*new[4].parameters(),):
+            p.requires_grad_(False)
+        return new
+
+    assert plasticity_gap(aged, fresh=fresh, batches=data(2), steps=60, draws=3).lost
 
 
 class WritesToItsInput(nn.Module):

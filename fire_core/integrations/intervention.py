@@ -38,9 +38,8 @@ from fire_core.weights.topology import unwrap
 logger = logging.getLogger("fire_core")
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 PREFIX = "fire/"  # of the names of logged numbers
-# When a weight counts as brought back to its old values, see `Intervention._check_that_changes_last`:
-MANY_STEPS = 10  # the distance over which it came, in steps
-FEW_NUMBERS = 8  # which may come back by chance
+MANY_STEPS = 10  # a weight that came back to its old values over as many of its steps was brought back
+FEW_NUMBERS = 8  # a weight of fewer numbers may come back by chance
 
 
 class FireWith(Method):
@@ -425,7 +424,8 @@ class Intervention:
 
         A weight that is close to its old values after one step may be there by chance, if the act was no larger than
         a step, as a full reset right after the first one. So the next step of this weight is awaited: only a weight
-        that came back over a distance of many such steps was brought back.
+        that came back over a distance of many such steps was brought back. Weights of a few numbers are left out, and
+        where a method acts after every step nothing is found.
         """
         samples = [_sample(change.weight) for change in self.changed]
         pairs = list(zip(self.changed, samples, strict=True))

@@ -3,8 +3,9 @@
 The symbolic trace (`torch.fx`, in training mode) says which layer reads what which layer writes, through skips and
 flattened maps. Units that flow into what is not understood (concatenations, grouped convolutions, attention, layer
 norm, other reshapes) are left out rather than guessed, and so are those of layers that are called twice, share a
-weight, or are more than torch's own layers. A trace follows one way through the code: units that a layer off this way
-could read, since it takes as many inputs, are left out too. Inputs are taken to be batches of vectors or of maps.
+weight, or are more than torch's own layers. A trace follows one way through the code: units that another branch or
+method reads, as far as its source tells, are left out too, and so are those that a layer off this way could read, since
+it takes as many inputs. Inputs are taken to be batches of vectors or of maps.
 """
 
 from __future__ import annotations
@@ -156,7 +157,10 @@ class _TraceReader:
         }  # those of one that the trace does not enter, too
         used |= {self.modules[owner] for owner, _, _ in accessed}
         uncalled = [module for module in set(self.modules.values()) if is_layer(module) and module not in used]
-        elsewhere = _called_elsewhere(model, uncalled)
+        self.source = SourceReader(model)
+        uses = self.source.uses
+        keys = {id(layer): id(layer._parameters.get("weight")) for layer in uncalled}
+        elsewhere = [at for at in uncalled if keys[id(at)] in uses and not uses[keys[id(at)]].is_uncalled]
         for holder in self.modules.values():  # an argument may choose another one of several modules
             if isinstance(holder, (nn.ModuleList, nn.ModuleDict)) and not used.isdisjoint(holder.modules()):
                 elsewhere += [module for module in holder.modules() if module in uncalled]
@@ -170,19 +174,28 @@ class _TraceReader:
             self.flows[node] = None if reads_shape_only else self.follow(node)
             if self.flows[node] is None and not reads_shape_only:
                 self.mark_inputs_opaque(node)
-        flattened = {id(flow.stream) for flow in self.flows.values() if flow is not None and (flow.flat or flow.dims)}
+        of_maps = {id(flow.stream) for flow in self.flows.values() if flow is not None and (flow.flat or flow.dims)}
         graph = []
         for stream in self.streams:
-            # A layer off the way of this trace may read units of as many channels, or all places of their maps.
-            is_read_elsewhere = any(
-                count == stream.count or (id(stream) in flattened and count % stream.count == 0)
-                for count in self.inputs_elsewhere
-            )
-            if not stream.opaque and stream.consumers and not is_read_elsewhere:
+            if not stream.opaque and stream.consumers and not self.is_read_elsewhere(stream, id(stream) in of_maps):
                 name = " + ".join(stream.producers)
                 producers = tuple(Producer(self.modules[layer]) for layer in stream.producers)
                 graph.append(Units(name, stream.count, producers, tuple(stream.consumers), tuple(stream.norms)))
         return graph
+
+    def is_read_elsewhere(self, stream: _Stream, is_of_maps: bool) -> bool:
+        """Return whether code off the way of this trace reads units, or has a layer that may.
+
+        Args:
+            stream: the units.
+            is_of_maps: whether they are channels of maps, of which a linear layer may read all places.
+        """
+        for count in self.inputs_elsewhere:
+            if count == stream.count or (is_of_maps and count % stream.count == 0):
+                return True
+        known = {id(thing) for thing in (*(consumer.layer for consumer in stream.consumers), *stream.norms)}
+        layers = [weight(self.modules[name]) for name in stream.producers]
+        return not all(self.source.readers_everywhere(id(layer)) <= known for layer in layers)
 
     def mark_inputs_opaque(self, node: Node) -> None:
         """Mark every stream that flows into a node as not understood."""
@@ -209,7 +222,7 @@ class _TraceReader:
                 if type(module) in NORMS:
                     return self.through_norm(module, source)
                 return self.through_layer(node, source)
-            if any(map(_may_return, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
+            if any(map(_may_change, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
                 return None
             name, arguments = type(module).__name__, dict(vars(module))
         elif node.op in ("call_function", "call_method") and "out" not in node.kwargs:
@@ -237,11 +250,16 @@ class _TraceReader:
 
     def has_batch_of(self, tensor: Node, sized: Node) -> bool:
         """Return whether a tensor has as many samples as another one, from which it was computed sample by sample."""
-        if tensor is sized:
-            return True
-        name = str(getattr(tensor.target, "__name__", tensor.target)).replace("_", "").lower()
-        keeps_samples = self.flows.get(tensor) is not None or name in ELEMENTWISE | BINARY
-        return keeps_samples and any(self.has_batch_of(source, sized) for source in tensor.all_input_nodes)
+        waiting, visited = [tensor], {tensor}
+        while waiting:
+            node = waiting.pop()
+            if node is sized:
+                return True
+            name = str(getattr(node.target, "__name__", node.target)).replace("_", "").lower()
+            if self.flows.get(node) is not None or name in ELEMENTWISE | BINARY:
+                waiting += [source for source in node.all_input_nodes if source not in visited]
+                visited.update(node.all_input_nodes)
+        return False
 
     def through_layer(self, node: Node, source: _Flow | None) -> _Flow | None:
         """Add a layer as a consumer of what it reads, and return the new stream that it writes."""
@@ -314,22 +332,21 @@ def through_function(source: _Flow, name: str, arguments: Mapping[str, Any]) -> 
     return source if is_spatial or name in ELEMENTWISE else None
 
 
-def _called_elsewhere(model: nn.Module, uncalled: list[nn.Module]) -> list[nn.Module]:
-    """Return those of the layers that a trace does not call which the code of another branch or method calls."""
-    if not uncalled:
-        return []
-    uses = SourceReader(model).uses
-    keys = {id(layer): id(layer._parameters.get("weight")) for layer in uncalled}
-    return [layer for layer in uncalled if (use := uses.get(keys[id(layer)])) is not None and not use.is_uncalled]
-
-
-def _may_return(hook: Any) -> bool:
-    """Return whether a hook may return another value; False if its source shows that it only looks."""
+def _may_change(hook: Any) -> bool:
+    """Return whether a hook may change what passes it; False if its source shows that it only looks."""
     function = getattr(hook, "__func__", hook)
     source = source_of(function)
     if source is None or isinstance(source, ast.Lambda):
         return True
-    return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(source))
+    for node in ast.walk(source):
+        if isinstance(node, ast.Return) and not (node.value is None or getattr(node.value, "value", "") is None):
+            return True
+        called = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+        if isinstance(node, ast.AugAssign) or (called.endswith("_") and not called.endswith("__")):
+            return True  # what is written in place may be the tensor
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Subscript) for target in node.targets):
+            return True
+    return False
 
 
 def traced_units(model: nn.Module, shared: Set[int] = frozenset(), log_omitted: bool = False) -> list[Units]:

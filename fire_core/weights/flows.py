@@ -86,14 +86,20 @@ class Unknown:
     """A value of which nothing is known, except perhaps the number of its axes if it is a tensor.
 
     Like a `Flow` it has a number and may carry notes: the scores of an attention carry a note that queries met keys.
-    `is_constant` says that it is a buffer or a vector of parameters of a module.
+    `is_constant` says that it is a buffer or a vector of parameters of a module, `is_scalar` that it is a single number
+    of these.
     """
 
     def __init__(
-        self, axes: int | None = None, notes: Notes = frozenset(), number: int = 0, is_constant: bool = False
+        self,
+        axes: int | None = None,
+        notes: Notes = frozenset(),
+        number: int = 0,
+        is_constant: bool = False,
+        is_scalar: bool = False,
     ) -> None:
         self.axes, self.notes, self.number, self.is_stacked = axes, notes, number, False
-        self.is_constant = is_constant
+        self.is_constant, self.is_scalar = is_constant, is_scalar
 
 
 @dataclass(frozen=True)

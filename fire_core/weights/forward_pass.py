@@ -209,8 +209,12 @@ class _Watch(TorchFunctionMode):
                 line = frame.f_lineno
                 if any(file == frame.f_code.co_filename and a <= line <= b for file, a, b in spans):
                     masks = self.parts[key].setdefault((frame.f_code.co_filename, frame.f_lasti, i), [])
-                    same = next((n for n, other in enumerate(masks) if bool((other & mask).any())), len(masks))
-                    masks[same:] = [mask | masks[same], *masks[same + 1 :]] if same < len(masks) else [mask]
+                    for n, other in enumerate(masks):
+                        if bool((other & mask).any()):
+                            masks[n] = other | mask
+                            break
+                    else:
+                        masks.append(mask)
 
     def _product(self, name: str, args: Any, kwargs: Any) -> None:
         """Note which rows of weights meet in a product.

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fire_core.weights.axes import axis_count, is_along_features, viewed
 from fire_core.weights.flows import (
@@ -439,7 +440,13 @@ class FunctionReading:
             case ast.Dict():
                 keys = [None if key is None else self._value_of(key) for key in node.keys]
                 values = [self._value_of(value) for value in node.values]
-                return {k: v for k, v in zip(keys, values, strict=True) if isinstance(k, (str, int))}
+                items: dict[Any, Any] = {}
+                for key, value in zip(keys, values, strict=True):
+                    if key is None and isinstance(value, dict):  # `**value`
+                        items |= value
+                    elif isinstance(key, (str, int)):
+                        items[key] = value
+                return items
             case ast.BinOp():
                 left, right = self._value_of(node.left), self._value_of(node.right)
                 value = self._binary_value(node.op, left, right, node)
@@ -649,7 +656,9 @@ class FunctionReading:
                 value = registered[name]
                 if isinstance(value, nn.Parameter) and value.ndim > 1:
                     return Weight(id(value))
-                return Unknown(is_constant=True) if isinstance(value, Tensor) else value
+                if not isinstance(value, Tensor):
+                    return value
+                return Unknown(is_constant=True, is_scalar=not is_lazy(value) and value.numel() == 1)
         if name in vars(owner):
             value = vars(owner)[name]
             return Unknown() if isinstance(value, Tensor) or name == "training" else copied_containers(value)
@@ -840,10 +849,11 @@ class FunctionReading:
         """
         parameters = dict(module.named_parameters(remove_duplicate=False))
         for mapping in given if isinstance(given, (tuple, list)) else [given]:
-            for name, value in mapping.items() if isinstance(mapping, dict) else ():
-                own = parameters.get(name) if isinstance(name, str) else None
-                is_other = isinstance(value, (Flow, Unknown)) or (isinstance(value, Weight) and bool(value.changed))
-                if own is not None and own.ndim > 1 and is_other:
+            values = mapping if isinstance(mapping, dict) else dict.fromkeys(parameters, mapping)
+            for name, own in parameters.items():
+                value = values.get(name, own)
+                is_own = value is own or (isinstance(value, Weight) and not value.changed)
+                if own.ndim > 1 and not is_own:
                     self.tensors.change_weight(Weight(id(own)), node)
         arguments = named.get("args", inputs[0] if inputs else ())
         keywords = named.get("kwargs", inputs[1] if len(inputs) > 1 else None)

@@ -110,8 +110,8 @@ class LayerUse:
             () if these are not known, or differ from call to call.
         is_rejoined: whether some of its parts are put together again.
         unsure: those parts that were taken along an axis of which it is not known whether it holds the features.
-        by_rank: those of the unsure parts of which the number of axes of the model's input decides it: `h[:, :n]`
-            takes features of an h with two axes, and positions of one with three.
+        by_rank: those of the unsure parts that are features or not depending on the number of axes of the model's
+            input: `h[:, :n]` takes features of an h with two axes, and positions of one with three.
         changed: where the weight is changed before it is multiplied; "" if it is not.
         computed_with: where something else than a product is computed with the weight; "" if nothing is.
         is_uncalled: whether no call of its layer was found.
@@ -264,6 +264,7 @@ class SourceReader:
         self._hooked: set[nn.Module] = set()  # modules whose hooks were read
         self._replaced: set[nn.Module] = set()  # modules of which a hook returns another output
         self._entered: set[nn.Module] = set()
+        self._read_by_methods: dict[int, set[tuple[Any, ...]]] = {}  # what the output of a layer meets in methods
         self._nodes = 0
         self._depth = 0
         self._functions: set[tuple[ast.AST, int]] = set()  # that were read, each with the `id` of the module
@@ -326,6 +327,8 @@ class SourceReader:
             calls_itself = len(self.results.get(module, [])) > count
             put_out = {key for flow in returned for key, _ in flow.origins} if calls_itself else set()
             for key, use in of_method.items():
+                operations = (operation for signature in use.signatures.values() for operation in signature)
+                self._read_by_methods.setdefault(key, set()).update(operations)
                 if use.calls and (key in put_out or not runs or not self.use_of(key).calls):
                     self.use_of(key).take_parts_of(use)
             if not runs:
@@ -517,6 +520,18 @@ class SourceReader:
         """Return whether another layer, or a module with parameters that is no norm, takes a layer's output."""
         operations = self._operations_of(key)
         return any(operation[0] == "layer" or self._module_of(operation) is not None for operation in operations)
+
+    def readers_everywhere(self, key: int) -> set[Any]:
+        """Return what reads the output of a layer, in all branches and public methods of the model.
+
+        Returns:
+            The `id`s of layers, and of torch's modules with parameters that hold no layer; the places of products with
+            a weight.
+        """
+        operations = {*self._operations_of(key), *self._read_by_methods.get(key, set())}
+        holders = {id(module) for module in self._entered if any(map(is_layer, module.modules()))}
+        readers = {operation[1] for operation in operations if operation[0] == "layer"}
+        return readers | {at for op in operations if (at := self._module_of(op)) is not None and at not in holders}
 
     def readers_of(self, key: int) -> set[int]:
         """Return the `id`s of the modules that take the output of a layer."""

@@ -29,7 +29,6 @@ from fire_core.weights.flows import (
     SHARE,
     Flow,
     FunctionContext,
-    Part,
     Parts,
     Place,
     Rest,
@@ -80,7 +79,7 @@ MOST_ADDED = 8  # layers whose sum is looked at as the output of a network, not 
 MOST_TURNS = 4  # of a loop over a known number of turns without modules, and parts of a cut into an unknown number
 DISTANCES = words("cdist")  # of each row of one matrix to each of another, which no isometry concerns
 # Steps of a tensor: parts of one layer were put side by side along a new axis, and then multiplied with a tensor.
-STACKED, SCALED = "stacked", "scaled"
+STACKED, SCALED = "stacked along", "scaled"
 EXTREMES = words("min max minimum maximum fmin fmax")
 CHANGES_NO_NUMBER = words("requires_grad_ detach_ share_memory_")  # methods in place that leave a tensor's numbers
 
@@ -165,8 +164,10 @@ class TensorOperations:
             return viewed(name, first, args[1:], kwargs, self._feature_count(first))
         if name in KEEP_FEATURES:
             return first
-        if name in ("sum", "mean") and {STACKED, SCALED} <= first.steps:
-            self._meet_weighted_sum(first)
+        if name in ("sum", "mean") and SCALED in first.steps:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if _stacked_along(dim) in first.steps:
+                self._meet_weighted_sum(first)
         if name in REDUCTIONS and (reduced := self._reduced(name, first, args[1:], kwargs)) is not None:
             return reduced
         operation = (name, kwargs.get("dim", args[1] if len(args) > 1 and isinstance(args[1], int) else None))
@@ -307,11 +308,13 @@ class TensorOperations:
         if name == "stack":  # along a new axis; where that is one of the last two, a view can join the features again
             is_along = True if dim in (-1, -2) else None
         parts_by_key: dict[int, set[Any]] = {}
-        for key, part in _origins_in(pieces):
+        for key, part in {origin for piece in flows_in(pieces) for origin in piece.origins}:
             parts_by_key.setdefault(key, set()).add(part)
         for key, parts in parts_by_key.items():
             self.reader.use_of(key).is_rejoined |= len(parts) > 1
         joined = self.put_together(pieces, is_along, is_stack=name == "stack")
+        if name == "stack" and any(len(parts) > 1 for parts in parts_by_key.values()):
+            joined = with_step(joined, _stacked_along(dim))
         if not isinstance(joined, Flow) or flow is None:
             return joined
         origins = {key for key, _ in joined.origins}
@@ -400,10 +403,7 @@ class TensorOperations:
             stacked = Unknown(notes=notes, number=self.reader.number(["joined", is_stack, *pieces]))
             stacked.is_stacked = is_complete and is_stack
             return stacked
-        joined = merged(flows)
-        parts_meet = any(len({part for at, part in _origins_in(pieces) if at == key}) > 1 for key, _ in joined.origins)
-        joined = with_step(joined, STACKED) if is_stack and parts_meet else joined
-        return replace(joined, notes=notes, is_stacked=is_complete and is_stack)
+        return replace(merged(flows), notes=notes, is_stacked=is_complete and is_stack)
 
     def _cut_in_parts(self, name: str, flow: Flow, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return the parts that `chunk`, `split` or a similar function cuts a tensor into."""
@@ -538,7 +538,8 @@ class TensorOperations:
             other = next((value for value in values if value is not flows[0]), None)
             flows = [self._noted_beside(flows[0], name, other, side)]
         joined = merged(flows, notes_in(values))
-        if is_product and sum(map(is_tensor, values)) == 2 and STACKED in joined.steps:
+        others = [value for value in values if isinstance(value, Unknown) and not value.is_scalar]
+        if is_product and (others or len(flows) == 2) and any(STACKED in step for step in joined.steps):
             joined = with_step(joined, SCALED)
         if is_product and len(flows) == 2:
             return with_step(joined, "gated")
@@ -584,7 +585,10 @@ class TensorOperations:
         changes = {"neg", "masked_fill", "div", "true_divide", "roll", "pad", "flip", "sub", "dropout"}
         if name == "clone":
             return replace(weight, is_copy=True)
-        if name in ("t", "transpose", "swapaxes", "swapdims", "permute", "adjoint"):
+        if name == "permute":
+            dims = args[0] if args and isinstance(args[0], (tuple, list)) else args
+            return turned(weight) if tuple(dims)[-2:] != tuple(sorted(tuple(dims)[-2:])) else weight
+        if name in ("t", "transpose", "swapaxes", "swapdims", "adjoint"):
             return turned(weight)
         if name in VIEWS or name in KEEP_FEATURES - changes:
             return weight
@@ -792,9 +796,9 @@ class TensorOperations:
         return Size(index if isinstance(index, int) and index >= 0 else None)
 
 
-def _origins_in(pieces: Sequence[Any]) -> set[tuple[int, Part]]:
-    """Return the (`id` of a weight, part of its layer's output) that some tensors carry together."""
-    return {origin for piece in flows_in(pieces) for origin in piece.origins}
+def _stacked_along(dim: Any) -> str:
+    """Return the step of a tensor whose parts were put side by side along a new axis, as the code counts it."""
+    return f"{STACKED} {dim}"
 
 
 def _is_scaled(values: Sequence[Any], weight: Weight) -> bool:
@@ -806,9 +810,12 @@ def _is_scaled(values: Sequence[Any], weight: Weight) -> bool:
 def _axes_in_equation(values: Sequence[Any], weight: Weight) -> tuple[list[str], list[str]]:
     """Return the names of a weight's axes, and of the output's, in the equation of an `einsum`."""
     equation = next((value for value in values if isinstance(value, str)), "")
-    terms, _, output = equation.partition("->")
+    terms, arrow, output = equation.partition("->")
+    if not arrow:  # then the output has the axes that occur once
+        output = "".join(axis for axis in terms if axis.isalpha() and terms.count(axis) == 1)
     operands = [value for value in values if is_tensor(value)]
-    term = dict(zip(range(len(operands)), terms.split(","), strict=False)).get(operands.index(weight), "")
+    at = next(at for at, value in enumerate(operands) if value is weight)
+    term = dict(zip(range(len(operands)), terms.split(","), strict=False)).get(at, "")
     # einops' equations have whole words for axes, torch's have letters.
     of_weight, of_output = (side.split() if " " in side.strip() else [*side.strip()] for side in (term, output))
     return of_weight, of_output
@@ -817,8 +824,9 @@ def _axes_in_equation(values: Sequence[Any], weight: Weight) -> tuple[list[str],
 def _summed_axis(name: str, values: Sequence[Any], weight: Weight) -> str:
     """Return over which axis of a weight, as it is stored, a product sums: "rows", "columns", or "" if not known."""
     sums_over_first: bool | None = None  # of the weight as it stands in the product
-    if name in ("matmul", "mm", "linear"):
-        sums_over_first = name != "linear" and values.index(weight) == 1
+    factors = values[1:] if name == "addmm" else values
+    if name in ("matmul", "mm", "mv", "linear", "addmm"):
+        sums_over_first = name != "linear" and len(factors) > 1 and factors[1] is weight
     elif name == "einsum":
         of_weight, of_output = _axes_in_equation(values, weight)
         kept = [axis in of_output for axis in of_weight]
@@ -879,7 +887,7 @@ def bounds_along(items: Sequence[Any], joined: SideBySide) -> tuple[int, int] | 
 def _may_divide_features(bound: Any) -> bool:
     """Return whether a bound or step of a slice may say where features are divided, as `n // 2` and `::2` do.
 
-    A place alone (`x[:, 1:]`, `x[:, :-1]`) is one of positions, and the length of another tensor's axis, too.
+    `x[:, 1:]`, `x[:, :-1]` and bounds that are lengths of other tensors usually select positions.
     """
     return (isinstance(bound, int) and abs(bound) > 1) or bound == Size()
 

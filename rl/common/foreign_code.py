@@ -77,10 +77,12 @@ def _current_folder() -> str:
 def in_same_folder(name: str) -> Iterator[None]:
     """Go back to the current folder if the code within this block leaves it, as the run's own paths may be relative."""
     folder = _current_folder()
-    yield
-    if folder and _current_folder() != folder:
-        _say_that_it_leaves(name, _current_folder(), folder)
-        os.chdir(folder)
+    try:
+        yield
+    finally:
+        if folder and _current_folder() != folder:
+            _say_that_it_leaves(name, _current_folder(), folder)
+            os.chdir(folder)
 
 
 @functools.cache
@@ -90,7 +92,7 @@ def _say_that_it_leaves(name: str, other: str, folder: str) -> None:
 
 
 def without_drawing(function: Callable[[], T]) -> T:
-    """Call a function that may import MuJoCo, if it fails once more with drawing turned off, and return its value.
+    """Call a function that may import MuJoCo and return its value; if it fails, call it again with drawing turned off.
 
     MuJoCo cannot be imported if MUJOCO_GL names an OpenGL that does not work on this machine, although training draws
     nothing. A warning says that drawing was turned off. An environment that draws its observations reports itself that
@@ -102,14 +104,14 @@ def without_drawing(function: Callable[[], T]) -> T:
         opengl = os.environ.get("MUJOCO_GL")
         if opengl is None:
             raise
-        with _set_environment("MUJOCO_GL", "disable"):
+        with _environment_variable_set("MUJOCO_GL", "disable"):
             value = function()  # raises again if something else was the cause
         log.warning("MUJOCO_GL=%s does not work here (%s): MuJoCo runs without drawing", opengl, error_text(error))
         return value
 
 
 @contextlib.contextmanager
-def _set_environment(key: str, value: str) -> Iterator[None]:
+def _environment_variable_set(key: str, value: str) -> Iterator[None]:
     """Set an environment variable, which must exist, within this block."""
     old_value = os.environ[key]
     os.environ[key] = value

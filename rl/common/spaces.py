@@ -31,7 +31,7 @@ def space_of(name: str, env: Any, attribute: str) -> Any:
 
 
 def hint_of_atari(name: str) -> str:
-    """Return where Atari is played, for the name of an environment that is gymnasium's of a game; else ""."""
+    """Return how to play Atari here, if the name is that of gymnasium's environment of a game; else ""."""
     is_atari = "ALE/" in name or "NoFrameskip" in name
     return "; Atari is played by rl.dqn with env=asterix, and env.game=pong or another game" if is_atari else ""
 

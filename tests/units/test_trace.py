@@ -261,12 +261,85 @@ class ChosenHead(Body):
         return self.heads[task](self.body(x))
 
 
+class EarlyExit(Body):
+    """Another method reads the units of the first layer by a layer that the forward pass calls, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.second(F.relu(self.first(x)))))
+
+
+class EarlyHead(EarlyExit):
+    def early(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.first(x)))
+
+
+class EarlyProduct(EarlyExit):
+    def early(self, x: Tensor) -> Tensor:
+        return F.linear(F.relu(self.first(x)), self.head.weight)
+
+
+class EarlyCell(EarlyExit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(8, 4)
+
+    def early(self, x: Tensor, state: Tensor) -> Tensor:
+        return self.cell(F.relu(self.first(x)), state)
+
+
+class EarlyJoin(EarlyExit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.joined = nn.Linear(10, 1)
+
+    def early(self, x: Tensor, action: Tensor) -> Tensor:
+        return self.joined(torch.cat([F.relu(self.first(x)), action], -1))
+
+
+class SecondInTrainingAlone(EarlyExit):
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x))
+        if self.training:
+            h = F.relu(self.second(h))
+        return self.head(h)
+
+
+@pytest.mark.parametrize("model", [EarlyHead, EarlyProduct, EarlyCell, EarlyJoin, SecondInTrainingAlone])
+def test_units_that_another_branch_or_method_reads_are_left_out(model: type[nn.Module]) -> None:
+    assert [units.name for units in traced_units(EarlyExit())] == ["first", "second"]
+    assert [units.name for units in traced_units(model())] == ["second"]
+
+
+class Residual(nn.Module):
+    """Blocks with a skip each, on frames that are folded into the batch."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Linear(2 * 4 * 4, 2)
+        self.blocks = nn.ModuleList(nn.Conv2d(4, 4, 1) for _ in range(blocks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch = x.shape[0]
+        h = self.first(x.flatten(0, 1))
+        for block in self.blocks:
+            h = h + F.relu(block(h))
+        return self.last(h.view(batch, -1))
+
+
+def test_many_residual_blocks_are_followed_once_each() -> None:
+    assert not traced_units(Residual(60))  # a way through each choice of blocks would never end
+
+
 class SkipsLayers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8), nn.Linear(8, 8)) for _ in range(4)
+            nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 8)) for width in (11, 12, 13, 14, 15, 16)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -291,6 +364,7 @@ def test_a_network_that_skips_layers_by_chance_has_the_same_units_each_time() ->
     for seed in range(4):
         torch.manual_seed(seed)
         names.append([units.name for units in traced_units(model)])
+    assert names[0]
     assert names == names[:1] * 4
     assert not any("first" in name for name in names[0])
     torch.set_rng_state(state)
@@ -314,6 +388,10 @@ def look(module: nn.Module, args: Any, output: Tensor) -> None:
     module.seen = output
 
 
+def centre_in_place(module: nn.Module, args: Any, output: Tensor) -> None:
+    output.sub_(output.mean(1, keepdim=True))
+
+
 def centre(module: nn.Module, args: Any, output: Tensor) -> Tensor:
     return output - output.mean(1, keepdim=True)
 
@@ -322,5 +400,8 @@ def test_a_hook_that_changes_values_is_told_from_one_that_looks() -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     model[1].register_forward_hook(look)
     assert len(traced_units(model)) == 1
-    model[1].register_forward_hook(centre)
-    assert not traced_units(model)
+    for hook in (centre, centre_in_place):
+        handle = model[1].register_forward_hook(hook)
+        assert not traced_units(model)
+        handle.remove()
+    assert len(traced_units(model)) == 1

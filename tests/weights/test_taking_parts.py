@@ -264,6 +264,26 @@ def backwards_by_einsum(weight: Tensor, h: Tensor) -> Tensor:
     return torch.einsum("bo,oi->bi", h, weight)
 
 
+def backwards_by_addmm(weight: Tensor, h: Tensor) -> Tensor:
+    return torch.addmm(h[:, :7], h, weight)
+
+
+def backwards_by_short_einsum(weight: Tensor, h: Tensor) -> Tensor:
+    return torch.einsum("bo,oi", h, weight)
+
+
+def backwards_by_permute(weight: Tensor, h: Tensor) -> Tensor:
+    return F.linear(h, weight.permute(1, 0))
+
+
+def backwards_after_no_turn(weight: Tensor, h: Tensor) -> Tensor:
+    return h @ weight.permute(0, 1)
+
+
+def by_vector(weight: Tensor, h: Tensor) -> Tensor:
+    return weight.t().mv(h[0])
+
+
 def forwards(weight: Tensor, h: Tensor) -> Tensor:
     return F.linear(h[:, :7], weight)
 
@@ -279,6 +299,11 @@ def forwards_by_product(weight: Tensor, h: Tensor) -> Tensor:
         (backwards_by_linear, (7 / 12) ** 0.5),
         (backwards_from_the_left, (7 / 12) ** 0.5),
         (backwards_by_einsum, (7 / 12) ** 0.5),
+        (backwards_by_addmm, (7 / 12) ** 0.5),
+        (backwards_by_short_einsum, (7 / 12) ** 0.5),
+        (backwards_by_permute, (7 / 12) ** 0.5),
+        (backwards_after_no_turn, (7 / 12) ** 0.5),
+        (by_vector, (7 / 12) ** 0.5),
         (forwards, (12 / 7) ** 0.5),
         (forwards_by_product, (12 / 7) ** 0.5),
     ],
@@ -287,6 +312,14 @@ def test_a_weight_that_is_used_without_its_layer_is_scaled_as_it_multiplies(body
     model = WithoutItsLayer(body)
     fire_(model, solver="exact")
     torch.testing.assert_close(torch.linalg.svdvals(model.layer.weight.detach()), torch.full((7,), scale))
+
+
+def by_tensordot(weight: Tensor, h: Tensor) -> Tensor:
+    return torch.tensordot(h, weight, 1)
+
+
+def test_a_weight_of_which_the_code_does_not_tell_the_inputs_is_kept() -> None:
+    assert blocks(WithoutItsLayer(by_tensordot), "layer.weight") is None
 
 
 class ColumnsOnly(nn.Module):
@@ -341,6 +374,12 @@ class FunctionalAsStored(Functional):
         return functional_call(self.net, dict(self.net.named_parameters()), (x,))
 
 
+class FunctionalJoined(Functional):
+    def forward(self, x: Tensor) -> Any:
+        own = {**dict(self.net.named_parameters()), **dict(self.net.named_buffers())}
+        return functional_call(self.net, own, (x,))
+
+
 @pytest.mark.parametrize(
     ("model", "kept"),
     [
@@ -348,6 +387,7 @@ class FunctionalAsStored(Functional):
         (FunctionalInPart, ["net.0.weight"]),
         (FunctionalInALoop, ["net.0.weight", "net.2.weight"]),
         (FunctionalAsStored, []),
+        (FunctionalJoined, []),
     ],
 )
 @pytest.mark.parametrize("with_example", [False, True])
@@ -357,6 +397,16 @@ def test_weights_that_functional_call_replaces_are_kept(
     example = torch.randn(3, D) if with_example else None
     for name in ("net.0.weight", "net.2.weight"):
         assert (blocks(model(), name, example) is None) is (name in kept), name
+
+
+class FunctionalOfAnArgument(Functional):
+    def forward(self, x: Tensor, weights: Any = None) -> Any:
+        return functional_call(self.net, weights or {}, (x,))
+
+
+def test_weights_that_functional_call_may_replace_are_kept() -> None:
+    """What the caller gives is not known."""
+    assert blocks(FunctionalOfAnArgument(), "net.0.weight") is None
 
 
 class SplitAttention(nn.Module):
@@ -376,6 +426,32 @@ class SplitAttention(nn.Module):
 def test_parts_of_a_weighted_sum_are_matrices_of_their_own(with_example: bool) -> None:
     example = torch.randn(3, D) if with_example else None
     assert blocks(SplitAttention(), "parts.weight", example) == [slice(0, D), slice(D, 2 * D), slice(2 * D, 3 * D)]
+
+
+class ScaledSum(SplitAttention):
+    """One number scales the sum as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, _ = self.parts(x).chunk(3, -1)
+        return self.out((torch.stack([a, b], -2) * self.temperature).sum(-2))
+
+
+class MaskedMean(SplitAttention):
+    """A mean over positions of what was put side by side along another axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.stack(self.parts(x).chunk(3, -1), 1)
+        return self.out((parts * self.weigh(x).mean(-1)[:, None, :, None]).mean(2)).sum(1)
+
+
+@pytest.mark.parametrize("model", [ScaledSum, MaskedMean])
+def test_what_weighs_no_part_by_itself_leaves_one_matrix(model: type[nn.Module]) -> None:
+    assert blocks(model(), "parts.weight") == [slice(0, 3 * D)]
+    assert blocks(model(), "parts.weight", torch.randn(2, 5, D)) == [slice(0, 3 * D)]
 
 
 class Gradient(nn.Module):
