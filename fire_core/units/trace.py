@@ -206,7 +206,9 @@ class _TraceReader:
         """Return whether a layer is used elsewhere too, or does more than torch's own layer, as one with a gain."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         further_parameters = {key for key, _ in module.named_parameters()} - {"weight", "bias"}
-        if further_parameters or "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        if further_parameters or "forward" in vars(module) or module._forward_hooks:
+            return True
+        if any(map(_may_change, module._forward_pre_hooks.values())):
             return True
         return any(id(thing) in self.reused for thing in (module, *tensors))
 
@@ -335,6 +337,8 @@ def through_function(source: _Flow, name: str, arguments: Mapping[str, Any]) -> 
 def _may_change(hook: Any) -> bool:
     """Return whether a hook may change what passes it; False if its source shows that it only looks."""
     function = getattr(hook, "__func__", hook)
+    if getattr(function, "__module__", "").startswith("fire_core."):  # those that measure units
+        return False
     source = source_of(function)
     if source is None or isinstance(source, ast.Lambda):
         return True

@@ -245,8 +245,8 @@ class Reader:
         is_multiplied = self.multiplied is not None and id(entry.parameter) in self.multiplied
         if code is not None and code.is_uncalled and code.computed_with and not code.multiplied and not is_multiplied:
             return f"the code computes something else with the weight than a product ({code.computed_with})"
-        is_square = entry.parameter.ndim == 2 and entry.parameter.shape[0] == entry.parameter.shape[1]
-        if code is not None and code.is_uncalled and "" in code.sums_over and not is_square:
+        is_alone = code is not None and code.is_uncalled and not code.own_forward and "" in code.sums_over
+        if is_alone and isinstance(use.owner, nn.Linear) and len({*entry.parameter.shape}) > 1:
             return "the code that multiplies with the weight does not tell which of its axes holds the inputs"
         if isinstance(use.owner, _ConvNd) and self._turns_weight(use, convolves_backwards):
             return f"{type(use.owner).__name__}.forward uses the weight as a transposed convolution does"

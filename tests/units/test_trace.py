@@ -15,6 +15,7 @@ from fire_core.methods import Net
 from fire_core.methods.redo import ReDo
 from fire_core.units.graph import Units
 from fire_core.units.trace import traced_units, unit_graph
+from fire_core.units.watch import Watch, mean_magnitude
 from tests.units.test_graph import permute_
 from vision.models import MLP, VGG16, ResNet18, SmallResNet
 
@@ -405,3 +406,7 @@ def test_a_hook_that_changes_values_is_told_from_one_that_looks() -> None:
         assert not traced_units(model)
         handle.remove()
     assert len(traced_units(model)) == 1
+    with Watch(unit_graph({"model": model}), mean_magnitude).on():  # this library's own hooks only look
+        assert len(traced_units(model)) == 1
+    model[2].register_forward_pre_hook(lambda module, args: (args[0] - args[0].mean(),))
+    assert not traced_units(model)
