@@ -152,9 +152,8 @@ class _TraceReader:
         # ids of modules and parameters that are used more than once, or outside of their layer's own call
         self.reused = {id(getattr(self.modules[owner], name, None)) for owner, _, name in accessed} | shared
         self.reused |= {key for key, count in Counter(map(id, [*called, *owned])).items() if count > 1}
-        used = {
-            part for module in called for part in module.modules()
-        }  # those of one that the trace does not enter, too
+        # Layers of this trace, also those within a module that it does not enter, such as torch's attention:
+        used = {part for module in called for part in module.modules()}
         used |= {self.modules[owner] for owner, _, _ in accessed}
         uncalled = [module for module in set(self.modules.values()) if is_layer(module) and module not in used]
         self.source = SourceReader(model)

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
     from fire_core.weights.function_reading import FunctionReading
 
-LOOK_UP = words("children named_children modules named_modules parameters named_parameters get_submodule get_parameter")
+LOOK_UP = words(
+    "children named_children modules named_modules parameters named_parameters buffers named_buffers "
+    "get_submodule get_parameter"
+)
 
 
 def is_distribution(kind: Any) -> bool:
@@ -227,6 +230,10 @@ class MethodCalls:
                 Unknown() if path is None else functools.reduce(self.reading.attribute_of, filter(None, path), module)
             )
         found = list(getattr(module, name)())
+        if name == "buffers":
+            return [Unknown(is_constant=True) for _ in found]
+        if name == "named_buffers":
+            return [(key, Unknown(is_constant=True)) for key, _ in found]
         if "parameters" not in name:
             return found
         values = [value[1] if name.startswith("named_") else value for value in found]

@@ -26,9 +26,8 @@ T = TypeVar("T")
 
 MAX_SHOWN_CHARACTERS = 300  # of a space or of another package's text that are shown in a message
 SECONDS_UNTIL_WARNING = 30.0  # after which an environment that does not answer is named in the log
-SECONDS_AFTER_SIGNAL = (
-    10.0  # seconds after a signal for which it may still answer, so that the step can be finished and saved
-)
+SECONDS_AFTER_SIGNAL = 10.0  # for which it may still answer after a signal, so that the step is finished and saved
+SECONDS_BETWEEN_LOOKS = 1.0  # at the environments that do not answer
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # escape sequences that colour a terminal
 
 
@@ -148,10 +147,10 @@ def _start_watch() -> None:
 
 
 def _watch() -> None:
-    """Look every second for environments that do not answer, for as long as the process lives."""
+    """Look again and again for environments that do not answer, for as long as the process lives."""
     named = set[tuple[float, str, str]]()
     while True:
-        time.sleep(min(1.0, SECONDS_UNTIL_WARNING))
+        time.sleep(SECONDS_BETWEEN_LOOKS)
         asked = asked_to_leave()
         for call in list(_waiting.values()):
             since, name, what = call

@@ -380,6 +380,12 @@ class FunctionalJoined(Functional):
         return functional_call(self.net, own, (x,))
 
 
+class FunctionalOfBoth(Functional):
+    def forward(self, x: Tensor) -> Any:
+        own = dict(self.net.named_parameters()), dict(self.net.named_buffers())
+        return functional_call(self.net, own, (x,))
+
+
 @pytest.mark.parametrize(
     ("model", "kept"),
     [
@@ -388,6 +394,7 @@ class FunctionalJoined(Functional):
         (FunctionalInALoop, ["net.0.weight", "net.2.weight"]),
         (FunctionalAsStored, []),
         (FunctionalJoined, []),
+        (FunctionalOfBoth, []),
     ],
 )
 @pytest.mark.parametrize("with_example", [False, True])
