@@ -10,7 +10,7 @@ import pytest
 from tests.zygote import ROOT
 
 FOLDER = ROOT / "docs" / "studies" / "how_far"
-PAGES = {name: (FOLDER / f"{name}.md").read_text() for name in ("index", "tables")}
+PAGES = {name: (FOLDER / f"{name}.md").read_text() for name in ("index", "streams")}
 SETTINGS = ("share 1", "share 0.5", "share 0.25")  # in the order of the columns
 COMPARED = {
     "random labels, 100 % new": ("labels", "share 1"),
@@ -120,7 +120,7 @@ def test_settings_without_a_loss_are_marked() -> None:
 
 
 def test_all_rows(rows: pd.DataFrame) -> None:
-    _, *lines = table("tables", "row | 100 %")
+    _, *lines = table("streams", "row | 100 %")
     assert {name for name, *_ in lines} == ROWS.keys()
     for name, *cells in lines:
         for setting, cell in zip(SETTINGS, cells, strict=True):
@@ -131,7 +131,7 @@ def test_all_rows(rows: pd.DataFrame) -> None:
 
 
 def test_ends_of_tasks(rows: pd.DataFrame) -> None:
-    (_, *names), *lines = table("tables", "|")
+    (_, *names), *lines = table("streams", "|")
     assert {*names} == ENDS.keys()
     for setting, (_, *cells) in zip(SETTINGS, lines, strict=True):
         told = [f"{rows.loc[ENDS[name], setting]['task_end/accuracy']:.3f}" for name in names]
@@ -142,7 +142,7 @@ def test_rows_on_permuted_pixels() -> None:
     runs = pd.read_csv(FOLDER / "permuted_fashion.csv").set_index(["row", "seed"])
     ends = pd.read_csv(FOLDER / "permuted_fashion.tasks.csv").set_index("row")
     means = runs.groupby("row")["online/accuracy"].mean()
-    _, *lines = table("tables", "row | accuracy")
+    _, *lines = table("streams", "row | accuracy")
     assert {ROWS[name] for name, *_ in lines} == {*means.index}
     for name, *cells in lines:
         row = ROWS[name]
@@ -155,7 +155,7 @@ def test_rows_on_permuted_pixels() -> None:
 
 def test_rows_on_cartpole() -> None:
     runs = pd.read_csv(FOLDER / "cartpole.csv").set_index(["row", "seed"])
-    _, *lines = table("tables", "row | seeds")
+    _, *lines = table("streams", "row | seeds")
     assert [name for name, *_ in lines] == [*AGENT_ROWS]
     assert {*AGENT_ROWS.values()} == {*runs.index.get_level_values("row")}
     for name, *cells in lines:
@@ -171,7 +171,7 @@ def test_rows_on_the_double_pendulum() -> None:
     runs = pd.read_csv(FOLDER / "pendulum.csv").groupby("row").mean(numeric_only=True)
     ends = pd.read_csv(FOLDER / "pendulum.tasks.csv").groupby("row")["eval/return"].mean()
     base, fresh = (runs.loc[row, "task/return"] for row in ("base", "fresh"))
-    _, *lines = table("tables", "row | return | part")
+    _, *lines = table("streams", "row | return | part")
     assert [name for name, *_ in lines] == [*SAC_ROWS]
     assert {*SAC_ROWS.values()} == {*runs.index}
     for name, *cells in lines:
@@ -185,7 +185,7 @@ def test_rows_on_the_double_pendulum() -> None:
 def test_rows_on_permuted_text() -> None:
     means = pd.read_csv(FOLDER / "permuted_text.csv").groupby("row").mean(numeric_only=True)
     means["left"] = np.exp(means.previous_loss_before - means.previous_loss_after)
-    _, *lines = table("tables", "row | loss, last")
+    _, *lines = table("streams", "row | loss, last")
     assert {ROWS[name] for name, *_ in lines} == {*means.index}
     for name, *cells in lines:
         mine = means.loc[ROWS[name]]
@@ -200,7 +200,7 @@ def test_ten_steps_on_permuted_text() -> None:
     assert f"half is above it, by {(half['online/loss'] - ten['online/loss']).mean():.3f}" in PAGES["index"]
     ends = pd.read_csv(FOLDER / "permuted_text.tasks.csv").set_index("row")[["task", "task/loss"]]
     more = pd.read_csv(FOLDER / "permuted_text.ten_steps.tasks.csv")[["task", "task/loss"]]
-    (text,) = re.findall(r"^ *\| \| task 2 .*\n(?: *\|.*\n)+", PAGES["index"], re.MULTILINE)
+    (text,) = re.findall(r"^ *\| \| task 2 .*\n(?: *\|.*\n)+", PAGES["streams"], re.MULTILINE)
     lines = [[cell.strip() for cell in line.strip()[1:-1].split("|")] for line in text.splitlines()[2:]]
     assert len(lines) == 5
     for name, *cells in lines:
