@@ -57,8 +57,9 @@ from fire_core.weights.syntax_trees import (
     source_of,
 )
 from fire_core.weights.tensor_functions import KEEP_NUMBERS, MERGING_VIEWS, OTHER_NAMES
-from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations, turned, writes_in_place
+from fire_core.weights.tensor_operations import MOST_TURNS, TensorOperations
 from fire_core.weights.topology import is_layer
+from fire_core.weights.weight_operations import turned, writes_in_place
 
 if TYPE_CHECKING:
     from fire_core.weights.source import SourceReader
@@ -96,6 +97,7 @@ class FunctionReading:
         self.returned: list[Any] = []
         self.yielded: list[Any] = []
         self.tensors = TensorOperations(reader, context)
+        self.parts, self.weights = self.tensors.parts, self.tensors.weights
         self.pythons = PythonCalls(self)
         self.methods = MethodCalls(self)
         self._bind_arguments(node.args, list(args), dict(kwargs))
@@ -153,7 +155,7 @@ class FunctionReading:
             case ast.AugAssign():
                 before = self._value_of(node.target)
                 if isinstance(node.target, ast.Name):  # `w *= mask` writes to the tensor that `w` is
-                    self.tensors.overwrite(before, node)
+                    self.weights.overwrite(before, node)
                 value = self._binary_value(node.op, before, self._value_of(node.value), node)
                 self._assign(node.target, value, node)
             case ast.Return():
@@ -314,7 +316,7 @@ class FunctionReading:
             value = self.methods.call(BoundMethod(value, "__iter__"), [], {}, node)
         if isinstance(value, Flow):  # its places along the first axis
             turns = MOST_TURNS if value.axes is not None and value.axes[:1] != (OTHER,) and not value.is_open else 1
-            return [self.tensors.select(value, 0, turn, node) for turn in range(turns)]
+            return [self.parts.select(value, 0, turn, node) for turn in range(turns)]
         items = self.items_of(value)
         if items is None:
             self.reader.escape(value, "iterated")
@@ -337,9 +339,9 @@ class FunctionReading:
         if isinstance(value, (range, str)):
             return list(itertools.islice(value, MOST_PLAIN_ITEMS))
         if isinstance(value, Parts):
-            return [self.tensors.part_at(value, i) for i in range(count or MOST_TURNS)]
+            return [self.parts.part_at(value, i) for i in range(count or MOST_TURNS)]
         if isinstance(value, Flow) and node is not None and count is not None:
-            return [self.tensors.select(value, 0, i, node) for i in range(count)]
+            return [self.parts.select(value, 0, i, node) for i in range(count)]
         if isinstance(value, Shape) and count is not None:
             if isinstance(value.tensor, Unknown):
                 value.tensor.axes = count
@@ -358,9 +360,9 @@ class FunctionReading:
                 self._assign(target.value, value, node)
             case ast.Subscript():
                 base = self._value_of(target.value)
-                self.tensors.overwrite(base, node)
+                self.weights.overwrite(base, node)
                 if isinstance(base, Weight) and isinstance(target.value, ast.Name):  # `w = weight.clone(); w[i] = 0`
-                    self.names[target.value.id] = self.tensors.changed_weight(base, node)
+                    self.names[target.value.id] = self.weights.changed(base, node)
                     return
                 if isinstance(base, (list, dict)) and isinstance(key := self._value_of(target.slice), (int, str)):
                     if isinstance(base, dict) or -len(base) <= int(key) < len(base):
@@ -379,7 +381,7 @@ class FunctionReading:
                     before = self._value_of(target)
                     is_same_weight = isinstance(value, Weight) and value == before  # `w.data = w.data.to(device)`
                     if not is_same_weight:
-                        self.tensors.overwrite(before, node)
+                        self.weights.overwrite(before, node)
 
     def _named_value(self, node: ast.expr) -> Any:
         """Return the value of a variable; an unknown one for any other expression."""
@@ -586,7 +588,7 @@ class FunctionReading:
             return known[type(node.op)](value) if type(node.op) in known else value
         if isinstance(value, Flow):
             return value
-        return self.reader.numbered(self.tensors.changed_weight(value, node), type(node.op).__name__, value)
+        return self.reader.numbered(self.weights.changed(value, node), type(node.op).__name__, value)
 
     def _binary_value(self, op: ast.operator, left: Any, right: Any, node: ast.AST) -> Any:
         """Return the value of an operation on two values: numbers, lists, weights or tensors."""
@@ -609,8 +611,8 @@ class FunctionReading:
         if weights and not flows:
             if len(weights) > 1:  # a weight and its gains, two factors: each is changed by the other
                 for weight in weights:
-                    self.tensors.change_weight(weight, node)
-            return self.tensors.changed_weight(weights[0], node)
+                    self.weights.change(weight, node)
+            return self.weights.changed(weights[0], node)
         if not flows:
             sizes = any(isinstance(value, Size) for value in values)
             return Size() if sizes else Unknown(axis_count(values))
@@ -688,13 +690,13 @@ class FunctionReading:
             self.reader.escape(owner, "looked up")  # it is not known which value is taken
             return functools.reduce(agreed, owner.values()) if len(owner) else Unknown()
         if isinstance(owner, Parts):
-            return self.tensors.part_at(owner, index) if isinstance(index, int) else owner
+            return self.parts.part_at(owner, index) if isinstance(index, int) else owner
         if isinstance(owner, Shape):
-            return self.tensors.size_at(owner, index)
+            return self.parts.size_at(owner, index)
         if isinstance(owner, Flow):
-            return self.tensors.index(owner, index, node)
+            return self.parts.index(owner, index, node)
         if isinstance(owner, Weight):
-            return self.tensors.index_weight(owner, index, node)
+            return self.weights.index(owner, index, node)
         if isinstance(owner, Instance):
             return self.methods.call(BoundMethod(owner, "__getitem__"), [index], {}, node)
         return Unknown()
@@ -746,7 +748,7 @@ class FunctionReading:
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         is_method = isinstance(callee, BoundMethod) and isinstance(callee.instance, Weight)
         if is_method and isinstance(owner, ast.Name) and writes_in_place(callee.name):
-            self.names[owner.id] = self.tensors.changed_weight(callee.instance, node)
+            self.names[owner.id] = self.weights.changed(callee.instance, node)
 
     def call_value(self, callee: Any, args: list[Any], kwargs: dict[str, Any], node: ast.AST) -> Any:
         """Return what a called value returns: a module, a method, a function of the model's code or of torch."""
@@ -784,7 +786,7 @@ class FunctionReading:
         )
         is_of_torch = is_torchs(callee) and not is_foreign_operator(callee) and (function is None)
         if is_of_torch or package in ("einops", "_operator"):
-            self.tensors.record_write(name, args, kwargs, node)
+            self.weights.record_write(name, args, kwargs, node)
             return self.call_torch(name.strip("_"), args, kwargs, node)
         if is_pythons(callee):
             return self.pythons.call(callee, args, kwargs, node)
@@ -854,7 +856,7 @@ class FunctionReading:
                 value = values.get(name, own)
                 is_own = value is own or (isinstance(value, Weight) and not value.changed)
                 if own.ndim > 1 and not is_own:
-                    self.tensors.change_weight(Weight(id(own)), node)
+                    self.weights.change(Weight(id(own)), node)
         arguments = named.get("args", inputs[0] if inputs else ())
         keywords = named.get("kwargs", inputs[1] if len(inputs) > 1 else None)
         positional = list(arguments) if isinstance(arguments, tuple) else [arguments]

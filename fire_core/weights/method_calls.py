@@ -69,7 +69,7 @@ class MethodCalls:
             return self._call_method_of_mapping(owner, name, args, kwargs)
         if isinstance(owner, (Shape, tuple)):
             return Size()
-        self.reading.tensors.record_write(name, [owner, *args], kwargs, node)
+        self.reading.weights.record_write(name, [owner, *args], kwargs, node)
         return self.reading.call_torch(name.strip("_") or name, [owner, *args], kwargs, node)
 
     def instance_of(self, kind: type, args: list[Any], kwargs: dict[str, Any]) -> Instance | None:

@@ -32,9 +32,10 @@ from fire_core.weights import topology
 from fire_core.weights.entry import Cut, Declared, Entry
 from fire_core.weights.forward_pass import read_module, read_pass
 from fire_core.weights.known import RuleDoesNotFit, by_head, feeds_glu, fused_class, known_cut
+from fire_core.weights.layer_use import LayerUse
 from fire_core.weights.output_layers import output_convolutions, output_weights
 from fire_core.weights.own_forward import convolves_backwards, equals_plain, multiplies_by_stored
-from fire_core.weights.source import LayerUse, SourceReader
+from fire_core.weights.source import SourceReader
 from fire_core.weights.syntax_trees import attribute_or, forward_of, is_torchs
 from fire_core.weights.topology import FUSED, Use, input_count, projections_in_name, unwrap
 
