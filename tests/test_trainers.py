@@ -25,7 +25,7 @@ WORDS = {
 AGENTS = ("rl.dqn.train", "rl.sac.train")
 OF_AGENTS = {
     "interact": ["task", "learner", "acts"],
-    "choose_actions": ["task", "learner", "acts"],
+    "choose_actions": ["task", "learner"],
     "learn": ["task", "learner", "acts"],
     "remember": ["task", "learner", "actions", "stepped"],
     "restart": ["task", "learner", "context=None"],
@@ -63,7 +63,7 @@ STEP = (
 
 
 INTERACT = (
-    "actions = choose_actions(task, learner, acts)",
+    "actions = choose_actions(task, learner)",
     ".send(actions)",
     "if learner.decisions(task) >",
     "loss = learn(task, learner, acts)",

@@ -19,6 +19,7 @@ from harness.config.paths import expanded
 from harness.config.trigger import AT_BOUNDARIES
 from harness.run import NUMERICS
 from harness.run.contents import with_contents
+from harness.run.own_environments import OPTIONS, digests_of, with_version
 
 # Options that change no number of a run: where and how often it is recorded, and names (`scale`, `tuned`) of sets of
 # values, since the identity holds these values themselves.
@@ -49,7 +50,8 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a resolved configuration that a run's numbers depend on, and its program's `numerics` version.
 
     Files that options name (a network's initial weights, an environment's model) are in it with the digest of their
-    contents. The digests of a data set's files are added by the program's task, which reads these files.
+    contents. So is the user's own code of classes that options name, and of environments. The digests of a data set's
+    files are added by the program's task, which reads these files.
     """
     run_identity = without(config, NOT_IDENTITY)
     cache_folder = expanded(config["paths"]["cache"]) / "contents" if "paths" in config else None
@@ -66,6 +68,10 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
         names = {option: environment.get(option) for option in ENVIRONMENT_NAMES}
         with_versions = {option: with_version(name) for option, name in names.items() if isinstance(name, str)}
         run_identity["env"] = environment | with_versions
+    for group, option in OPTIONS:
+        options = run_identity.get(group)
+        if isinstance(options, dict) and (digests := digests_of(options.get(option), cache_folder)):
+            run_identity[group] = options | {f"{option} (content)": digests}
     options_of_methods = (run_identity.get("method") or {}).get("parts")
     if options_of_methods is not None:  # a sweep of chains has the options of all of its methods in each job
         chained = run_identity["method"]["of"].split("+")
@@ -200,24 +206,6 @@ def own_name(group: str, node: Mapping[str, Any], sequence: Sequence[str] = ()) 
 def _in_a_path(environment: str) -> str:
     """Return an environment's name without its module, and with - for what cannot be part of a path."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", environment.rpartition(":")[2])
-
-
-def with_version(name: str) -> str:
-    """Return an environment's name with its version: gymnasium takes the newest of `Hopper`, which is `Hopper-v5` now.
-
-    Names that are not gymnasium's are returned as they are.
-    """
-    from gymnasium.envs.registration import find_highest_version, parse_env_id, registry
-
-    identifier = name.rpartition(":")[2]  # behind the module that registers it
-    try:
-        namespace, short_name, version = parse_env_id(identifier)
-    except Exception:  # gymnasium's own class of error; the name may be of another suite
-        return name
-    if version is not None or identifier in registry:
-        return name
-    newest = find_highest_version(namespace, short_name)
-    return name if newest is None else f"{name}-v{newest}"
 
 
 def described(identity: dict[str, Any]) -> dict[str, Any]:

@@ -31,15 +31,27 @@ def own_source(target: str) -> Path | None:
         None also for a name that cannot be imported, which building the object reports.
     """
     path = source_of(target)
-    if path is None or PACKAGES.intersection(path.parts) or any(path.is_relative_to(folder) for folder in LIBRARIES):
-        return None
-    if path.is_relative_to(ROOT) and shipped_digests().get(path.relative_to(ROOT).as_posix()) == digest_of_code(path):
-        return None
-    return path
+    return path if path is not None and is_own(path) else None
+
+
+def is_own(path: Path) -> bool:
+    """Return whether a source file is neither a library's nor one of this project as it is shipped."""
+    if PACKAGES.intersection(path.parts) or any(path.is_relative_to(folder) for folder in LIBRARIES):
+        return False
+    if path.is_relative_to(ROOT):
+        return shipped_digests().get(path.relative_to(ROOT).as_posix()) != digest_of_code(path)
+    return True
 
 
 def source_of(target: str) -> Path | None:
-    """Return the file with the source of what a dotted name names; None if it cannot be imported or has no source."""
+    """Return the file with the source of a module, class or function.
+
+    Args:
+        target: its dotted name.
+
+    Returns:
+        None if it cannot be imported or has no source.
+    """
     try:
         source = inspect.getsourcefile(inspect.unwrap(get_object(target)))
     except Exception:  # whatever a module may raise when it is imported

@@ -30,7 +30,8 @@ from harness.run import checkpoint
 from harness.run.contents import digest_of
 from harness.run.files import content_of, reading
 from harness.run.own_code import own_sources
-from harness.trained.options import recompose, targets_below
+from harness.run.own_environments import recorded_sources
+from harness.trained.options import environments, recompose, targets_below
 from harness.training import seeding
 from harness.training.learner import LearnerBase
 
@@ -141,7 +142,7 @@ def load(
     if OmegaConf.select(config, "env.options.render_mode", throw_on_missing=False) not in (None, "rgb_array"):
         config.env.options.render_mode = None  # a window would need a display
     state = newest_state(path)
-    warn_of_changed_code(path, targets_below(config))
+    warn_of_changed_code(path, targets_below(config), {name.rpartition(":")[0] for _, name in environments(config)})
     program = program_of(config.program)
     try:
         with torch_as_before():
@@ -155,12 +156,13 @@ def load(
     return trained
 
 
-def warn_of_changed_code(folder: Path, targets: Set[str]) -> None:
+def warn_of_changed_code(folder: Path, targets: Set[str], modules: Set[str] = frozenset()) -> None:
     """Name the files of the user's own that a run was trained with and that are others now.
 
     Args:
         folder: the run's folder.
-        targets: the `_target_`s of the run's recomposed options; nothing else is imported, whatever the folder says.
+        targets: the `_target_`s of the run's recomposed options.
+        modules: those of its environments. Nothing else is imported, whatever the folder says.
 
     Raises:
         TrainingError: identity.json cannot be read at the moment.
@@ -169,7 +171,8 @@ def warn_of_changed_code(folder: Path, targets: Set[str]) -> None:
     with reading(file):
         content = content_of(file)
     try:
-        sources = [*own_sources(json.loads(content) if content else None, targets)]
+        described = json.loads(content) if content else None
+        sources = [*own_sources(described, targets), *recorded_sources(described, modules)]
     except (ValueError, RecursionError):
         log.warning("%s is damaged: whether code of your own has changed since is not known", file)
         return

@@ -1,6 +1,5 @@
 """The state of a DQN run, its checkpoint, and the forward passes that need no gradient."""
 
-import contextlib
 import copy
 import logging
 from collections.abc import Iterable
@@ -49,7 +48,7 @@ class Learner(AgentLearner):
         config = task.config
         q = copy.deepcopy(task.model).to(task.device)
         net = Net.of({"q": q}, config.model.get("layout", "all"))
-        net.targets["q"] = copy.deepcopy(q)
+        net.targets["q"] = copy.deepcopy(q).eval()
         if config.compile != "off":
             torch.compiler.reset()
             for network in (q, net.targets["q"]):
@@ -111,12 +110,13 @@ class Learner(AgentLearner):
 
 
 @torch.no_grad()
-def greedy_actions(task: Task, learner: Learner, observations: Tensor, acts: bool = True) -> Tensor:
+def greedy_actions(task: Task, learner: Learner, observations: Tensor) -> Tensor:
     """Return the actions of the largest value, (envs,) on the CPU, for observations (envs, stack, ...).
 
-    If `acts`, this pass is made in evaluation mode: the method watches training passes and must not see it.
+    The pass is made in evaluation mode, in which dropout and batch norm change nothing between acting and evaluation;
+    also, methods watch training passes and must not see it.
     """
-    with learner.net.mode(training=False) if acts else contextlib.nullcontext(), task.autocast():
+    with learner.net.mode(training=False), task.autocast():
         actions: Tensor = learner.q(observations.to(task.device, non_blocking=True)).argmax(1)
     return actions.cpu()
 

@@ -66,7 +66,7 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
     numbers = plasticity(net, loss, "cheap", ranks=True) | weight_numbers(net, "cheap")
     trained = [parameter for parameter in learner.q.parameters() if parameter.requires_grad]
     with net.mode(training=False):
-        gradients = torch.autograd.grad(loss(), trained)
+        gradients = torch.autograd.grad(loss(), trained, materialize_grads=True)
         numbers["gradient_norm"] = torch.nn.utils.get_total_norm(gradients).item()
         for name, part in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
             transitions = learner.replay.gather(*learner.replay.draw(PROBE, generator, part))

@@ -265,6 +265,8 @@ def build_network(config: DQNConfig | DictConfig, emulator: Emulator) -> nn.Modu
     options = {key: value for key, value in config.model.items() if key != "layout"}
     sizes = {"actions": emulator.actions, "observation": (emulator.stack, *emulator.frame)}
     network: nn.Module = build("model", options, nn.Module, **sizes)
+    if any(parameter.dim() == 5 for parameter in network.parameters()):  # of a Conv3d, which has no such layout
+        return network
     return network.to(memory_format=torch.channels_last)
 
 

@@ -177,7 +177,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
         The loss of the last update, a scalar on the device; None if there was no update.
     """
     config, loss = task.config, None
-    actions = choose_actions(task, learner, acts)
+    actions = choose_actions(task, learner)
     learner.env.send(actions)
     if learner.decisions(task) > config.learning_starts:
         loss = learn(task, learner, acts)
@@ -193,12 +193,12 @@ def crossed(step: int, by: int, every: int) -> bool:
     return step // every > (step - by) // every
 
 
-def choose_actions(task: Task, learner: Learner, acts: bool) -> Tensor:
+def choose_actions(task: Task, learner: Learner) -> Tensor:
     """Return epsilon-greedy actions for the present observations, (envs,) on the CPU."""
     envs, epsilon, generator = learner.env.envs, exploration_rate(task, learner), learner.exploring
     actions = torch.zeros(envs, dtype=torch.int64)
     if epsilon < 1:
-        actions = greedy_actions(task, learner, learner.env.observations, acts)
+        actions = greedy_actions(task, learner, learner.env.observations)
     # With `shared`, as in the FIRE authors' code, either all environments take random actions or none does.
     draws = 1 if task.config.exploration == "shared" else envs
     explores = torch.rand(draws, generator=generator) < epsilon

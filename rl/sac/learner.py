@@ -53,7 +53,7 @@ class Learner(AgentLearner):
         config = task.config
         net = Net.of({name: copy.deepcopy(module).to(task.device) for name, module in task.modules.items()}, "sac")
         critics = [name for name in net.modules if name != "actor"]
-        net.targets = {name: copy.deepcopy(net.modules[name]).requires_grad_(False) for name in critics}
+        net.targets = {name: copy.deepcopy(net.modules[name]).requires_grad_(False).eval() for name in critics}
         if config.compile != "off":
             torch.compiler.reset()
             for network in (*net.modules.values(), *net.targets.values()):

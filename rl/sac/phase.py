@@ -1,6 +1,5 @@
 """What the loop of `rl.sac` does between its updates: rows, evaluation, measurements, the contexts of methods."""
 
-import contextlib
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -26,18 +25,17 @@ PROBE = 512  # transitions on which plasticity is measured
 
 
 @torch.inference_mode()
-def policy(
-    task: Task, learner: Learner, observations: np.ndarray, noise: Tensor | None = None, acts: bool = True
-) -> np.ndarray:
+def policy(task: Task, learner: Learner, observations: np.ndarray, noise: Tensor | None = None) -> np.ndarray:
     """Return the policy's actions with this noise, or its mean actions, (k, a) in [-1, 1], for observations (k, o).
 
-    If `acts`, this pass is made in evaluation mode: the method watches training passes and must not see it.
+    The pass is made in evaluation mode, in which dropout and batch norm change nothing between acting and evaluation;
+    also, methods watch training passes and must not see it.
 
     Raises:
         Diverged: an action is not finite, as the networks have diverged; no environment gets it.
     """
     x = normalised(torch.from_numpy(observations).to(task.device), learner.statistics.tensors(task.device))
-    with learner.net.mode(training=False) if acts else contextlib.nullcontext():
+    with learner.net.mode(training=False):
         action = torch.tanh(learner.actor(x)[0]) if noise is None else learner.actor.sample(x, noise.to(task.device))[0]
     action = action.cpu()
     check_finite(learner.step, action)  # the environments wait for the actions on the CPU anyway
@@ -187,7 +185,9 @@ def diagnose(task: Task, learner: Learner) -> dict[str, float]:
     with net.mode(training=False):
         for name, module in (("gradient_norm", learner.critics), ("gradient_norm_actor", learner.actor)):
             trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            numbers[name] = torch.nn.utils.get_total_norm(torch.autograd.grad(loss(), trained)).item()
+            numbers[name] = torch.nn.utils.get_total_norm(
+                torch.autograd.grad(loss(), trained, materialize_grads=True)
+            ).item()
         for name, ages in (("td_old", (0.0, 0.1)), ("td_fresh", (0.9, 1.0))):
             batch = learner.replay.sample_part(PROBE, generator, ages)
             inputs, targets = probe_batch(task, learner, batch, generator)

@@ -183,7 +183,7 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
         The critics' loss of the last update, a scalar on the device; None if there was no update.
     """
     config, loss = task.config, None
-    actions = choose_actions(task, learner, acts)
+    actions = choose_actions(task, learner)
     learner.workers.send(actions)
     if learner.decisions(task) >= config.random_steps:
         loss = learn(task, learner, acts)
@@ -195,11 +195,10 @@ def interact(task: Task, learner: Learner, acts: bool) -> Tensor | None:
 
 
 @torch.inference_mode()
-def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
+def choose_actions(task: Task, learner: Learner) -> np.ndarray:
     """Return actions in [-1, 1], (envs, a): random while the replay begins to fill, then drawn by the policy.
 
-    Statistics of the observations are updated, if observations are normalised by them. If `acts`, this pass is made in
-    evaluation mode: the method watches training passes and must not see it.
+    Statistics of the observations are updated, if observations are normalised by them.
     """
     observations = learner.workers.observations
     if task.config.normalize_observations:
@@ -207,7 +206,7 @@ def choose_actions(task: Task, learner: Learner, acts: bool) -> np.ndarray:
     shape = (len(observations), task.actions)
     if learner.decisions(task) < task.config.random_steps:
         return (torch.rand(shape, generator=learner.generator) * 2 - 1).numpy()
-    return policy(task, learner, observations, torch.randn(shape, generator=learner.generator), acts)
+    return policy(task, learner, observations, torch.randn(shape, generator=learner.generator))
 
 
 def learn(task: Task, learner: Learner, acts: bool) -> Tensor:
@@ -282,6 +281,8 @@ def train_step(task: Task, learner: Learner, batch: Batch, acts: bool) -> Tensor
     with torch.no_grad():
         for slow, fast in zip(learner.target_critics.parameters(), critics.parameters(), strict=True):
             slow.lerp_(fast, task.config.tau)  # slow <- (1 - tau) slow + tau fast
+        for kept, new in zip(learner.target_critics.buffers(), critics.buffers(), strict=True):
+            kept.copy_(new)  # such as the statistics of batch norm, which are averages already
     learner.sums += torch.stack([critic_loss.detach(), actor_loss.detach(), entropy, values.detach().mean()])
     learner.counted += 1
     return critic_loss.detach()

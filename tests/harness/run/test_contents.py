@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -21,7 +22,8 @@ from harness.program.by_name import program_of
 from harness.program.execute import new_run
 from harness.run import contents, own_code
 from harness.run.contents import cached_digest, digest_of, sha256_of, with_contents
-from harness.run.identity import identity, without
+from harness.run.identity import described, identity, without
+from harness.run.own_environments import environment_sources
 from harness.trained.load import warn_of_changed_code
 from language import corpora, prepare
 from language.tokenizers import get_tokenizer
@@ -374,3 +376,58 @@ def test_runs_of_before_are_still_those_of_data_that_are_verified() -> None:
     assert "path" not in program_of("vision").make_task(SMALL.compose()).identity()["dataset"]
     for program in (DQN, SAC):
         assert "(content)" not in str(program_of(program.name).make_task(program.compose()).identity())
+
+
+@pytest.mark.parametrize("edited", ["registers", "defines"])
+@pytest.mark.parametrize(
+    ("group", "option", "version"),
+    [("env", "game", "-v0"), ("env", "task", ""), ("benchmark", "sequence", "-v0")],  # "": the newest version
+)
+def test_changed_code_of_an_environment_is_another_run(
+    group: str,
+    option: str,
+    version: str,
+    edited: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The file that registers it counts, and that of its class; a run of the old one is loaded with a warning."""
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"OfATest{edited}{option}"  # modules and environments are registered once in a process
+    registers, defines = f"registers_{name}", f"defines_{name}"
+    (tmp_path / f"{registers}.py").write_text(f'import gymnasium\ngymnasium.register("{name}-v0", "{defines}:Own")\n')
+    (tmp_path / f"{defines}.py").write_text("class Own: pass\n")
+    importlib.invalidate_caches()
+    given: Any = f"{registers}:{name}{version}"
+    given = ["Hopper-v5", given] if option == "sequence" else given
+    config = {"program": "sac", "device": "cpu", "seed": 0, group: {"name": "x", option: given}}
+    assert environment_sources(f"{registers}:{name}{version}").keys() == {registers, defines}
+    before = identity(config)
+    assert identity(config) == before
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "identity.json").write_text(json.dumps(described(before)))
+    warn_of_changed_code(folder, set(), {registers})
+    assert not caplog.text
+    file = tmp_path / f"{registers if edited == 'registers' else defines}.py"
+    file.write_text(file.read_text() + "SCALE = 2\n")
+    assert identity(config) != before
+    warn_of_changed_code(folder, set(), {"module_that_may_be_imported"})
+    assert not caplog.text
+    warn_of_changed_code(folder, set(), {registers})
+    assert f"{file} has changed since" in caplog.text
+
+
+def test_environments_of_libraries_are_not_ones_own() -> None:
+    names = [
+        "Hopper-v5",
+        "CartPole-v1",
+        "breakout",
+        "ale_py:ALE/Breakout-v5",
+        "no_such_module:Own-v0",
+        "hopper-hop",
+        "",
+    ]
+    for name in names:
+        assert environment_sources(name) == {}, name

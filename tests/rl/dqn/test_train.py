@@ -142,7 +142,7 @@ def test_shared_exploration_is_one_draw_for_all(exploration: str, monkeypatch: p
     task, learner = learner_of("num_envs=40", "learning_starts=80", f"exploration={exploration}")
     monkeypatch.setattr("rl.dqn.train.exploration_rate", lambda task, learner: 0.5)
     monkeypatch.setattr("rl.dqn.train.greedy_actions", lambda *_: torch.full((40,), 99))
-    greedy = [int((choose_actions(task, learner, acts=False) == 99).sum()) for _ in range(20)]
+    greedy = [int((choose_actions(task, learner) == 99).sum()) for _ in range(20)]
     if exploration == "shared":
         assert set(greedy) == {0, 40}
     else:

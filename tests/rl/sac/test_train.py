@@ -68,7 +68,7 @@ def trained_learner(method: str, *overrides: str) -> tuple[Task, Learner]:
     learner = Learner.new(task)
     sac.begin_phase(task, learner, 0, None)
     for _ in range(60):
-        actions = sac.choose_actions(task, learner, False)
+        actions = sac.choose_actions(task, learner)
         learner.workers.send(actions)
         sac.remember(task, learner, actions, learner.workers.receive())
     for _ in range(10):
