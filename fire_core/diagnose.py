@@ -9,6 +9,7 @@ from torch import Tensor
 from fire_core.metrics import dfi, dormant_scores
 from fire_core.polar.steps import to_working
 from fire_core.ranges import NonNegative, checked
+from fire_core.weights.distributed import is_sharded
 
 MIN_NORM = 1e-3  # matrices whose Frobenius norm lies below this are left out
 
@@ -74,6 +75,8 @@ def should_reinitialize(
     for name, tensor in (("weights", weights), ("gradients", gradients), ("initial", initial)):
         if tensor is None:
             continue
+        if is_sharded(tensor):
+            raise ValueError(f"{name} are sharded over processes: give .full_tensor() of them")
         if tensor.shape != weights.shape:
             raise ValueError(f"{name} have shape {tuple(tensor.shape)}, weights {tuple(weights.shape)}")
         if tensor.ndim < 2 or not tensor.numel() or not tensor.is_floating_point():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fire_core.ranges import Count, at_least, checked
+from fire_core.weights.distributed import is_sharded
 from fire_core.weights.forward_pass import detach_histories
 from fire_core.weights.topology import unwrap
 
@@ -227,6 +228,8 @@ def _signature(network: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype, b
     for name, tensor in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(tensor):
             raise ValueError(f"{name} has no shape yet: run the lazy network once on a batch, in fresh too")
+        if is_sharded(tensor):
+            raise ValueError(f"{name} is sharded over processes: give the gap a network with whole weights")
     signature = {name: (p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()}
     return signature | {name: (buffer.shape, buffer.dtype, False) for name, buffer in network.named_buffers()}
 

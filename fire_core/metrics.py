@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fire_core.polar.factor import full_precision
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import to_working
+from fire_core.weights.distributed import full
 
 
 def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
@@ -35,7 +36,7 @@ def dfi(W: Tensor, scale: float | Tensor = 1.0) -> Tensor:
         ValueError: W has fewer than two dimensions.
     """
     _check_matrices("dfi", W)
-    W = to_working(W) / scale
+    W = to_working(full(W)) / scale
     with full_precision(W.device.type):  # the call may come from within a training step's autocast
         gram = W.mT @ W if W.shape[-2] >= W.shape[-1] else W @ W.mT
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
@@ -73,7 +74,7 @@ def sfe(A: Tensor, B: Tensor) -> Tensor:
     _check_matrices("sfe", A)
     if A.shape != B.shape:
         raise ValueError(f"shapes {tuple(A.shape)} and {tuple(B.shape)} differ: sfe compares weight with weight")
-    return (to_working(A) - to_working(B)).square().sum((-2, -1))
+    return (to_working(full(A)) - to_working(full(B))).square().sum((-2, -1))
 
 
 def alignment(reader: Tensor, writer: Tensor) -> Tensor:

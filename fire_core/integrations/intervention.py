@@ -15,14 +15,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import FireWarning
-from fire_core.integrations.copies import Copy, named_weights, weights_of
+from fire_core.integrations.copies import Copy, bare_name, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
 from fire_core.methods.chain import Chain
-from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
+from fire_core.methods.protocol import BoundaryReport, Context, Method, Net, tensors_of
 from fire_core.reinit.fire import check_flat_shards, fire_
 from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Report
@@ -188,6 +189,7 @@ class Intervention:
         self.fired: list[Firing] = []  # when the method has acted, and why, oldest first
         self.changed: list[ChangedWeight] = []  # the weights changed last, until a later step has kept their new values
         self.init: dict[str, dict[str, Tensor]] | None = None
+        self._shares_initial = False  # whether all processes have the same initial weights, see `_share_initial`
         self.report: BoundaryReport | None = None  # of the last action
         self.observed: dict[str, Tensor | float | None] = {}  # metrics for the next `ask`
         self._times_logged = Counter[str]()  # how often training has logged each metric, see `warn_if_missing`
@@ -308,6 +310,7 @@ class Intervention:
         """Let the method act, carry its changes over to master copies and copied models, and log the action."""
         begin = time.perf_counter()
         self._reshard()  # an evaluation, or a trigger that measures, may have left weights whole
+        self._share_initial()
         copied_modules = {name: module for name, module in self.net.modules.items() if self.copies[name]}
         weights_before = {name: _cloned(named_weights(module)) for name, module in copied_modules.items()}
         acts_at_this_step = sum(earlier.step == firing.step for earlier in self.fired)
@@ -328,12 +331,13 @@ class Intervention:
         context = replace(context, spared=context.spared_or_frozen(self.net))
         self._write_masters_to_weights()
         masters = self._masters = self._all_masters()
-        samples_before = {key: _sample(weight) for key, weight in self._weights().items()}
+        weights = {key: weight for key, weight in self._weights().items() if weight not in context.spared}
+        samples_before = {key: _sample(weight) for key, weight in weights.items()}
         with copied_to_masters(masters):
             returned = self.method.at_boundary(self.net, context)
         self.firings += 1
         self.fired.append(firing)
-        self.changed = self._changed_since(samples_before)
+        self.changed = _changed_since(weights, samples_before)
         self._reset_state_of_masters(masters)
         self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
         self.report.changed = len(self.changed)
@@ -357,14 +361,25 @@ class Intervention:
         for module in self.net.modules.values():
             distributed.reshard_(module)
 
-    def _changed_since(self, samples_before: Mapping[str, Tensor]) -> list[ChangedWeight]:
-        """Return the weights whose samples are not those that were taken before the action."""
-        changed = []
-        for key, weight in self._weights().items():
-            sample = _sample(weight)
-            if key in samples_before and not torch.equal(samples_before[key], sample):
-                changed.append(ChangedWeight(key, weight, samples_before[key], sample))
-        return changed
+    def _share_initial(self) -> None:
+        """Give all processes the initial weights of the first, where the weights themselves are equal on all of them.
+
+        DistributedDataParallel gives all processes the weights of the first, and it may wrap the model after each
+        process has copied weights of its own as the initial ones; acts with these would drive the replicas apart.
+        """
+        if self.init is None or self._shares_initial or not distributed.is_one_of_many():
+            return
+        for name, module in self.net.modules.items():
+            weights, init = tensors_of(module), self.init[name]
+            keys = [key for key, value in init.items() if key in weights and _is_plain(value, weights[key])]
+            weights_differ = distributed.differ_over_ranks([weights[key] for key in keys])
+            init_differs = distributed.differ_over_ranks([init[key] for key in keys])
+            for key, is_local, differs in zip(keys, weights_differ, init_differs, strict=True):
+                if differs and not is_local:
+                    on_device = init[key].to(weights[key].device)
+                    dist.broadcast(on_device, src=0)
+                    init[key].copy_(on_device)
+        self._shares_initial = True
 
     @torch.no_grad()
     def _update_copies(
@@ -469,11 +484,39 @@ class Intervention:
         self.firings, self.observed = state["firings"], dict(state.get("observed", {}))
         self.fired = [Firing(**firing) for firing in state.get("fired", [])]  # older checkpoints have no list
         self.method.load_state_dict(state["method"])
+        self._shares_initial = False
         if self.init is not None and "init" in state:
             for name, saved in state["init"].items():
-                self.init[name] = {key: value.to(self.init[name][key].device) for key, value in saved.items()}
+                self.init[name] = _under_names_of(self.init[name], saved)
         elif "init" in state:
             self.init = dict(state["init"])
+
+
+def _under_names_of(present: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return saved initial weights by the names, on the devices and with the sharding of the present ones.
+
+    A model has other names if it is compiled, or wrapped for several processes, and was not when the state was saved.
+
+    Raises:
+        ValueError: names or shapes are those of another model.
+    """
+    by_bare_name = {bare_name(name): value for name, value in saved.items()}
+    if unknown := by_bare_name.keys() - {bare_name(name) for name in present}:
+        raise ValueError(f"the state of the hook is of another model, with {min(unknown)}")
+    weights = {}
+    for name, value in present.items():
+        loaded = saved.get(name, by_bare_name.get(bare_name(name)))
+        if loaded is None or loaded.shape != value.shape:
+            shape = "none" if loaded is None else tuple(loaded.shape)
+            raise ValueError(
+                f"the state of the hook is of another model: of {name}, {tuple(value.shape)}, its initial weights have "
+                f"{shape}"
+            )
+        if distributed.is_sharded(value):
+            weights[name] = distributed.shard_as(distributed.full(loaded).to(value.device), value)
+        else:
+            weights[name] = distributed.full(loaded).to(value.device)
+    return weights
 
 
 def check_method(method: Method, has_data: bool) -> None:
@@ -526,6 +569,29 @@ def _cloned(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
+def _is_plain(*tensors: Tensor) -> bool:
+    """Return whether all are tensors of torch itself: not sharded, not quantised."""
+    return all(type(tensor) in (Tensor, nn.Parameter) for tensor in tensors)
+
+
+def _changed_since(weights: Mapping[str, Tensor], samples_before: Mapping[str, Tensor]) -> list[ChangedWeight]:
+    """Return the weights whose samples are not those that were taken before, on any rank that has a part of them."""
+    samples = {key: _sample(weight) for key, weight in weights.items()}
+    equal = [torch.equal(samples_before[key], sample) for key, sample in samples.items()]
+    return [
+        ChangedWeight(key, weight, samples_before[key], samples[key])
+        for (key, weight), is_equal in zip(weights.items(), _on_all_ranks(equal, [*weights.values()]), strict=True)
+        if not is_equal
+    ]
+
+
+def _on_all_ranks(flags: list[bool], weights: list[Tensor]) -> list[bool]:
+    """Return for each weight whether its flag is true on all ranks that have a part of it."""
+    device = distributed.local(weights[0]).device if weights else None
+    on_device = torch.tensor(flags, dtype=torch.int32, device=device)
+    return [bool(flag) for flag in distributed.all_true_over_ranks(on_device, weights).tolist()]
+
+
 def _sample(weight: Tensor) -> Tensor:
     """Return about a thousand evenly spaced numbers of this rank's part of a weight, (n,), a float32 copy."""
     flat = distributed.local(weight).detach().reshape(-1)
@@ -534,10 +600,6 @@ def _sample(weight: Tensor) -> Tensor:
 
 def _changed(after: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights that have other numbers than before, on any rank that has a part of them."""
-    weights = list(after.values())
     equal = [torch.equal(distributed.local(new), distributed.local(before[name])) for name, new in after.items()]
-    device = distributed.local(weights[0]).device if weights else None
-    flags = distributed.all_true_over_ranks(torch.tensor(equal, dtype=torch.int32, device=device), weights)
-    return {
-        name: weight for (name, weight), is_equal in zip(after.items(), flags.tolist(), strict=True) if not is_equal
-    }
+    flags = _on_all_ranks(equal, [*after.values()])
+    return {name: weight for (name, weight), is_equal in zip(after.items(), flags, strict=True) if not is_equal}

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from fire_core.integrations.intervention import Intervention
 from fire_core.methods.protocol import BoundaryReport
 from fire_core.triggers.trigger import Trigger
+from fire_core.weights import distributed
 from fire_core.weights.optimizers import optimizers_of, with_inner
 
 KEY = "fire_hook"  # key of the hook's state in the optimizer's state_dict
@@ -34,7 +35,7 @@ class FireHook:
     made before the optimizer's state is loaded: the optimizer drops what it does not know. Several hooks
     of one optimizer must be made in the same order when a run is resumed. Torch's distributed checkpoints
     (`get_optimizer_state_dict`; accelerate under FSDP) drop it: save `hook.state_dict()` beside them, and load it after
-    the optimizer's state.
+    the optimizer's state. The step without gradients that these make to fill the optimizer's state is not counted.
 
     Args:
         optimizer: one or several optimizers, in the order in which the loop steps them. The steps of the last one
@@ -64,13 +65,13 @@ class FireHook:
         optimizers = optimizers_of(optimizer)
         self.intervention = Intervention(trigger, **options)
         self.intervention.begin({"model": model}, optimizers, total_steps=total_steps, log=log)
-        self.step = 0
+        self.step, self._last = 0, optimizers[-1]
         stateful = _part_with(optimizers[0], STATE_HOOKS)
         owners = [getattr(call, "__self__", None) for call in stateful._optimizer_state_dict_post_hooks.values()]
         keys_taken = {hook.key for hook in owners if isinstance(hook, FireHook)}
         self.key: str = next(key for key in _keys() if key not in keys_taken)
         self._removals = [
-            AfterSteps(optimizers[-1], self._after_step).remove,
+            AfterSteps(self._last, self._after_step).remove,
             stateful.register_state_dict_post_hook(self._save).remove,
             stateful.register_load_state_dict_pre_hook(self._load).remove,
         ]
@@ -95,6 +96,8 @@ class FireHook:
 
     def _after_step(self) -> None:
         """Count a step of the last optimizer, and ask the trigger."""
+        if is_without_effect(self._last):
+            return
         self.step += 1
         self.intervention.ask(self.step)
 
@@ -121,6 +124,18 @@ class FireHook:
         for remove in self._removals:
             remove()
         self.intervention.trigger.close()
+
+
+def is_without_effect(optimizer: Optimizer) -> bool:
+    """Return whether the present step changes no weight: its rates and gradients are all zero.
+
+    Torch makes such a step to fill an empty optimizer's state, before it saves or loads it for a distributed
+    checkpoint. A step of training may have a rate of zero, at the start of a warm-up, but has gradients.
+    """
+    if any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+        return False
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return not any(bool(distributed.local(gradient).any()) for gradient in gradients)
 
 
 def _keys() -> Iterator[str]:

@@ -2,11 +2,12 @@
 Settings without Loss of Plasticity", NeurIPS 2024, arXiv 2410.23495; public code: NAVER-INTEL-Co-Lab/gaudi-dash)."""
 
 from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fire_core.methods.layers import check_plain, layers_of
@@ -67,22 +68,37 @@ class Dash(Method):
     def at_boundary(self, net: Net, context: Context) -> dict[str, float]:
         parameters = shrinkable(net, context.spared)
         buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
-        with net.mode(training=self.mode == "train"):
+        with net.mode(training=self.mode == "train"), without_sharing_buffers(net):
             try:
                 groups = map(distributed.ddp_group, net.modules.values())
                 group = next((group for group in groups if group is not None), None)
-                descent = smoothed_descent(parameters, context, self.alpha, self.variant == "original", group)
+                alone = {p for module in net.modules.values() for p in distributed.ignored_by_ddp(module)}
+                descent = smoothed_descent(parameters, context, self.alpha, self.variant == "original", group, alone)
             finally:
                 with torch.no_grad():
                     for buffer, value in buffers:  # train mode has moved the running statistics of batch norms
                         buffer.copy_(value)
         names: dict[Tensor, str] = {p: name for module in net.modules.values() for name, p in module.named_parameters()}
         named = [(names.get(p, "a weight"), p, direction) for p, direction in descent.items()]
-        check_finite((name, p) for name, p, _ in named)
-        check_finite((f"the gradient of {name}", direction) for name, _, direction in named)
+        check_finite(((name, p) for name, p, _ in named), group)
+        check_finite(((f"the gradient of {name}", direction) for name, _, direction in named), group)
         shrink_(descent, self.minimum)
         reset_optimizer_state(context.optimizers, descent)
         return {}
+
+
+@contextmanager
+def without_sharing_buffers(net: Net) -> Iterator[None]:
+    """Let DistributedDataParallel copy no buffers between the processes, which may have other numbers of batches."""
+    wrapped = [m for m in net.modules.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    copied = [module.broadcast_buffers for module in wrapped]
+    for module in wrapped:
+        module.broadcast_buffers = False
+    try:
+        yield
+    finally:
+        for module, broadcast_buffers in zip(wrapped, copied, strict=True):
+            module.broadcast_buffers = broadcast_buffers
 
 
 def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
@@ -92,17 +108,22 @@ def shrinkable(net: Net, spared: Set[Tensor] = frozenset()) -> list[Tensor]:
         ValueError: there are none.
     """
     parameters = dict.fromkeys(p for layer in layers_of(net) for p in (layer.weight, layer.bias) if p is not None)
-    chosen = [p for p in parameters if p.requires_grad and p not in spared]
+    chosen = [p for p in parameters if p.requires_grad and p not in spared and p.numel()]
     if not chosen:
         raise ValueError(
-            "no weight or bias of a linear layer or convolution can be shrunk: each is frozen (requires_grad=False) or "
-            "kept"
+            "no weight or bias of a linear layer or convolution can be shrunk: each is frozen (requires_grad=False), "
+            "kept or empty"
         )
     return chosen
 
 
 def smoothed_descent(
-    parameters: list[Tensor], context: Context, alpha: float, in_chunks: bool, group: Any = None
+    parameters: list[Tensor],
+    context: Context,
+    alpha: float,
+    in_chunks: bool,
+    group: Any = None,
+    alone: Set[Tensor] = frozenset(),
 ) -> dict[Tensor, Tensor]:
     """Return the negative gradient of each parameter, exponentially smoothed over one pass of the next phase's data.
 
@@ -114,6 +135,7 @@ def smoothed_descent(
         alpha: weight of the newest gradient.
         in_chunks: take one gradient for each chunk, if the trainer has chunks; otherwise one for each batch.
         group: process group of replicas, each of which has batches of its own; the result is their mean.
+        alone: parameters that differ between the replicas, of which each takes its own gradient.
 
     Raises:
         ValueError: the trainer gives no batches, or there is no sample in them.
@@ -137,7 +159,9 @@ def smoothed_descent(
         replicas_with_samples = torch.tensor(float(seen), device=descent[0].device)
         dist.all_reduce(replicas_with_samples, group=group)
         seen = bool(replicas_with_samples)
-        for direction in descent:
+        for parameter, direction in zip(parameters, descent, strict=True):
+            if parameter in alone:
+                continue
             dist.all_reduce(direction, group=group)
             direction.div_(replicas_with_samples.clamp(min=1))
     if not seen:  # without a direction every weight would be shrunk as far as it may

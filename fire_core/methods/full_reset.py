@@ -2,6 +2,8 @@
 
 from typing import Annotated
 
+from torch import Tensor
+
 from fire_core.methods.protocol import Context, Method, Net, Weights, load_tensors
 from fire_core.ranges import checked, one_of
 from fire_core.weights.optimizer_state import reset_optimizer_state
@@ -28,8 +30,8 @@ class FullReset(Method):
         reset_to = net.init if self.weights == "initial" else new_weights(context)
         with net.unchanged_on_error():
             for name, module in net.modules.items():
-                parameters = module.named_parameters(remove_duplicate=False)
-                old = {key: p.detach() for key, p in parameters if p in protected}
+                weights = module.state_dict(keep_vars=True)  # whose names wrappers of `named_parameters` may change
+                old = {key: p.detach() for key, p in weights.items() if isinstance(p, Tensor) and p in protected}
                 load_tensors(module, reset_to[name] | old)  # in place: ties and optimizer references stay
         reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}

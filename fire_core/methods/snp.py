@@ -2,7 +2,7 @@
 code: JordanAsh/warm_start)."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fire_core.methods.layers import ChosenLayout
 from fire_core.methods.protocol import Context, Method, Net, Variant
@@ -56,7 +56,10 @@ class ShrinkAndPerturb(Method):
         protected, generator = context.spared_or_frozen(net), context.own_draws()
         with net.unchanged_on_error():
             for name, module in net.modules.items():
-                perturbation = net.init[name]
+                excluded = net.spared_or_shared(name, protected)
+                weights = module.state_dict(keep_vars=True)
+                quantised = {key for key, p in weights.items() if p in {*excluded} and not is_ordinary(p)}
+                perturbation = {key: value for key, value in net.init[name].items() if key not in quantised}
                 if self.variant == "original":
                     perturbation = {
                         key: redrawn(value, generator) if value.numel() else value
@@ -65,7 +68,6 @@ class ShrinkAndPerturb(Method):
                 scaled = perturbation
                 if self.perturb != self.coef:  # shrink_and_perturb_ multiplies by coef
                     scaled = {key: value * (self.perturb / self.coef) for key, value in perturbation.items()}
-                excluded = net.spared_or_shared(name, protected)
                 shrink_and_perturb_(module, scaled, self.coef, excluded)
                 entries = resolve(module, self.layout, exclude=excluded) if self.layout else []
                 for entry in entries:
@@ -73,6 +75,12 @@ class ShrinkAndPerturb(Method):
                         reinitialise(entry, initial_weights(perturbation, [entry]))
         reset_optimizer_state(context.optimizers, net.parameters(protected))
         return {}
+
+
+def is_ordinary(weight: Tensor) -> bool:
+    """Return whether a weight is one of torch's own tensors, with numbers that can be drawn: not a quantised one."""
+    has_own_type = type(weight) in (Tensor, nn.Parameter) or distributed.is_sharded(weight)
+    return has_own_type and weight.dtype.itemsize > 1
 
 
 def redrawn(initial: Tensor, generator: torch.Generator) -> Tensor:

@@ -179,8 +179,10 @@ def check_matrices(W: Tensor) -> None:
     """Check that W holds matrices of a supported type.
 
     Raises:
-        ValueError: W is not (..., m, n), or not of a real floating-point type of two bytes or more.
+        ValueError: W is not (..., m, n), or not of a real floating-point type of two bytes or more, or is sharded.
     """
+    if hasattr(W, "device_mesh"):  # a DTensor
+        raise ValueError("the matrices are sharded over processes: give their .full_tensor(), or the model to fire_")
     if W.ndim < 2:
         raise ValueError(f"a tensor of shape {tuple(W.shape)} holds no matrix: expected (..., m, n)")
     if W.dtype not in FLOATS:

@@ -1,10 +1,13 @@
 """The checks that `fire_` makes before it changes anything; each failure is one line that says what to do."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from fire_core.reinit.initial import find_initial_value
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
 from fire_core.weights.overlap import overlapping, overlaps_itself
@@ -70,14 +73,15 @@ def check_weights(model: nn.Module, entries: Sequence[Entry]) -> None:
             )
 
 
-def check_finite(named_tensors: Iterable[tuple[str, Tensor]]) -> None:
+def check_finite(named_tensors: Iterable[tuple[str, Tensor]], group: Any = None) -> None:
     """Check that no tensor holds NaN or Inf, on any rank; the host waits for the device once.
 
     Args:
-        named_tensors: pairs of a name for the message and a tensor.
+        named_tensors: pairs of a name for the message and a tensor; some on each process of the group, or on none.
+        group: process group of replicas (`distributed.ddp_group`), all of which must call this; None: there are none.
 
     Raises:
-        ValueError: with the names of all tensors that do.
+        ValueError: with the names of all tensors that do. All replicas raise if one has such a tensor.
     """
     pairs = list(named_tensors)
     if not pairs:
@@ -87,8 +91,32 @@ def check_finite(named_tensors: Iterable[tuple[str, Tensor]]) -> None:
     flags = torch.stack([_is_finite(distributed.local(tensor)).to(device, torch.int32) for tensor in tensors])
     finite_on_all_ranks = distributed.all_true_over_ranks(flags, tensors).tolist()
     bad = [name for (name, _), is_finite in zip(pairs, finite_on_all_ranks, strict=True) if not is_finite]
+    finite_in_all_replicas = distributed.true_on_all_ranks(not bad, group, device)
     if bad:
         raise ValueError(f"NaN or Inf in {', '.join(dict.fromkeys(bad))}: the model is unchanged")
+    if not finite_in_all_replicas:  # else this process would wait for one that has raised
+        raise ValueError("NaN or Inf in the weights of another process: the model is unchanged")
+
+
+def check_same_init(model: nn.Module, entries: Iterable[Entry], initial: Mapping[str, Tensor]) -> None:
+    """Check that all replicas of DistributedDataParallel have the same initial weights, or they would drift apart.
+
+    They have not if `init` was copied before the model was wrapped: then each process had drawn weights of its own.
+
+    Raises:
+        ValueError: initial weights differ between processes; on all of them.
+    """
+    group, ignored = distributed.ddp_group(model), distributed.ignored_by_ddp(model)
+    if group is None or dist.get_world_size(group) == 1:
+        return
+    values = {e.name: find_initial_value(e, initial) for e in entries if e.parameter not in ignored}
+    known = {name: value for name, value in values.items() if value is not None}
+    flags = distributed.differ_over_ranks(list(known.values()), group)
+    if wrong := [name for name, differs in zip(known, flags, strict=True) if differs]:
+        raise ValueError(
+            f"init[{wrong[0]!r}] differs between the processes: copy init after DistributedDataParallel(model), which "
+            "gives all of them the weights of the first. The model is unchanged"
+        )
 
 
 def _is_finite(p: Tensor) -> Tensor:

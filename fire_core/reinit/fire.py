@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from fire_core.errors import FireWarning
 from fire_core.polar.factor import full_precision
 from fire_core.polar.steps import working_dtype
-from fire_core.reinit.checks import check_finite, check_module, check_weights
+from fire_core.reinit.checks import check_finite, check_module, check_same_init, check_weights
 from fire_core.reinit.initial import find_initial_value, initial_weights, require_initial_value
 from fire_core.reinit.project import Projection, check_results, make_batches, project
 from fire_core.reinit.report import KeptWeight, Report, Row, running_statistics
@@ -255,14 +255,23 @@ def _apply(model: nn.Module, entries: list[Entry], options: Projection, init: Ma
             tensors.append((f"init[{entry.name!r}]", initial_value))
     for entry in to_reinitialise:  # in the dtype in which it will be written, where it may overflow
         tensors.append((f"init[{entry.name!r}]", require_initial_value(entry, initial).to(entry.parameter.dtype)))
-    check_finite(tensors)
+    check_finite(tensors, distributed.ddp_group(model))
+    check_same_init(model, [*to_project, *to_reinitialise], initial)
     scales = {entry.label: scale_of(entry, options.scale, options.variance_factor, initial) for entry in to_project}
-    batches = make_batches(to_project, distributed.ddp_group(model))
+    batches = make_batches(to_project, distributed.ddp_group(model), distributed.ignored_by_ddp(model))
     rows: dict[str, Row] = {}
     with full_precision(to_project[0].parameter.device.type if to_project else "cpu"):
         check_results(batches, options, scales)
         for batch in batches:
-            rows |= project(batch, options, scales, initial)
+            try:
+                rows |= project(batch, options, scales, initial)
+            except BaseException as error:  # the device has no memory left, or the user interrupts
+                if rows:
+                    error.add_note(
+                        f"fire_: {len(rows)} of {len(to_project)} weights are projected already, and no optimizer "
+                        "state was reset; another call of fire_ does both for all"
+                    )
+                raise
     for entry in to_reinitialise:
         rows[entry.label] = reinitialise(entry, initial)
     ordered_rows = []

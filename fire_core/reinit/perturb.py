@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from fire_core.errors import FireWarning
 from fire_core.polar.options import check_number
 from fire_core.polar.steps import working_dtype
-from fire_core.reinit.checks import check_finite, check_module, check_weights
+from fire_core.reinit.checks import check_finite, check_module, check_same_init, check_weights
 from fire_core.reinit.initial import initial_weights, require_initial_value
 from fire_core.weights import distributed
 from fire_core.weights.entry import Entry
@@ -73,7 +73,8 @@ def shrink_and_perturb_(
     ]
     if coef < 1:  # with coef=1 the old weights do not count, and may hold NaN
         named_tensors += [(entry.name, entry.parameter) for entry in entries]
-    check_finite(named_tensors)
+    check_finite(named_tensors, distributed.ddp_group(model))
+    check_same_init(model, entries, initial)
     changing = [entry.parameter for entry in entries]
     all_masters = find_masters(unwrap(model), optimizer, masters, changing)
     with copied_to_masters(all_masters):

@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 
 import torch
@@ -124,26 +125,28 @@ class Work:
     stays_zero: Tensor
 
 
-def make_batches(entries: list[Entry], group: object) -> list[Batch]:
+def make_batches(entries: list[Entry], group: object, alone: Collection[Tensor] = ()) -> list[Batch]:
     """Divide entries into batches, which are solved one after the other so that few copies of weights are held.
 
     Args:
         entries: the entries to project.
         group: the process group of DistributedDataParallel, None without it.
+        alone: parameters that each process projects alone, because they differ between the processes of the group.
     """
     batches: dict[tuple[object, ...], list[Batch]] = {}  # by shape, dtype, device and processes
     remaining: dict[tuple[object, ...], int] = {}  # elements that the last batch of a key can still take
-    first = 0
+    first: Counter[int] = Counter()  # matrices of these processes so far, which all of them count alike
     for entry in entries:
-        p, ranks = entry.parameter, distributed.projection_group(entry.parameter, group)
+        p = entry.parameter
+        ranks = distributed.projection_group(p, None if p in alone else group)
         key = (entry.shape, p.dtype, p.device, id(ranks.processes))
         size = entry.count * math.prod(entry.shape)
         if size > remaining.get(key, -1):
-            batches.setdefault(key, []).append(Batch([], ranks, first))
+            batches.setdefault(key, []).append(Batch([], ranks, first[id(ranks.processes)]))
             remaining[key] = BATCH_ELEMENTS
         batches[key][-1].entries.append(entry)
         remaining[key] -= size
-        first += entry.count
+        first[id(ranks.processes)] += entry.count
     return [batch for batches_of_key in batches.values() for batch in batches_of_key]
 
 

@@ -8,6 +8,7 @@ has zeros for the matrices of the others, so the sum is exact.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -66,6 +67,44 @@ def ddp_group(model: nn.Module) -> Any:
     """Return the process group of a DistributedDataParallel model, also of a compiled one; None for other models."""
     model = getattr(model, "_orig_mod", model)
     return model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
+
+
+def ignored_by_ddp(model: nn.Module) -> set[Tensor]:
+    """Return the parameters that DistributedDataParallel lets differ between processes, such as local experts."""
+    model = getattr(model, "_orig_mod", model)
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return set()
+    names = model.parameters_to_ignore
+    return {p for name, p in model.module.named_parameters(remove_duplicate=False) if name in names}
+
+
+def is_one_of_many() -> bool:
+    """Return whether this process is one of several that `torch.distributed` connects."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def differ_over_ranks(tensors: Sequence[Tensor], group: Any = None) -> list[bool]:
+    """Return for each tensor whether its numbers differ between processes, told by two sums. All must call this.
+
+    Args:
+        tensors: as many on each process, on any devices, not sharded.
+        group: the processes; None: all of them.
+    """
+    if not tensors:
+        return []
+    device = tensors[0].device
+    if "gloo" not in dist.get_backend(group):  # NCCL reduces tensors on the accelerator only
+        device = torch.accelerator.current_accelerator() or device
+    sums = []
+    for tensor in tensors:
+        numbers = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().flatten().double()
+        weights = torch.arange(1, len(numbers) + 1, device=numbers.device, dtype=torch.float64).rsqrt()
+        sums.append(torch.stack([numbers.sum(), numbers @ weights]).nan_to_num().to(device))
+    largest = torch.stack(sums)
+    smallest = largest.clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+    dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
+    return [bool(flag) for flag in (largest != smallest).any(1).tolist()]
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -157,12 +196,27 @@ def all_true_over_ranks(flags: Tensor, parameters: list[Tensor]) -> Tensor:
     return flags
 
 
+def true_on_all_ranks(flag: bool, group: Any, device: torch.device) -> bool:
+    """Return whether a flag is true on all processes of a group. All of them must call this.
+
+    Args:
+        flag: that of this process.
+        group: the process group; None: this process alone.
+        device: of the model, on which some backends reduce.
+    """
+    if group is None or dist.get_world_size(group) == 1:
+        return flag
+    total = torch.tensor(int(flag), dtype=torch.int32, device=device)
+    dist.all_reduce(total, op=dist.ReduceOp.MIN, group=group)
+    return bool(total)
+
+
 def mean_over_ranks(value: Tensor) -> float:
     """Return the mean of a scalar over all processes, the same in each. All of them must call this.
 
     It waits for the device that computes `value`. Without `torch.distributed` it returns the scalar itself.
     """
-    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if is_one_of_many():
         if "gloo" not in dist.get_backend():  # NCCL reduces tensors on the accelerator only
             value = value.to(torch.accelerator.current_accelerator())
         value = value.detach().double() / dist.get_world_size()
@@ -177,7 +231,7 @@ def mean_of_values_over_ranks(total: Tensor, count: int) -> float | None:
         total: sum of the values of this process, a scalar.
         count: number of these values, which may be 0.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not is_one_of_many():
         return float(total / count) if count else None
     if "gloo" not in dist.get_backend():
         total = total.to(torch.accelerator.current_accelerator())

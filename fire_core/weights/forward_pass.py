@@ -29,7 +29,7 @@ from fire_core.weights.entry import Cut
 from fire_core.weights.generators import restored_generators
 from fire_core.weights.nested import nested_tensors
 from fire_core.weights.outside import state_outside_restored
-from fire_core.weights.topology import input_count, is_layer, unwrap, words
+from fire_core.weights.topology import input_count, is_layer, own_class, unwrap, words
 
 _PRODUCTS = {"mul", "multiply", "matmul", "bmm", "mm", "einsum", "baddbmm", "glu"}
 # Beginnings of the names of autograd nodes of operations that only select and rearrange numbers.
@@ -489,9 +489,8 @@ def copy_of(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
     if id(module) in twins:
         existing: nn.Module = twins[id(module)]
         return existing
-    # `fully_shard` replaces the class of a module by a subclass of its own.
-    kind: Any = next(c for c in type(module).__mro__ if not c.__name__.startswith("FSDP"))
-    new: nn.Module = object.__new__(kind)  # as torch.fx's own `__new__` makes another class, without the forward pass
+    # Torch.fx's own `__new__` makes another class, without the forward pass.
+    new: nn.Module = object.__new__(own_class(module))
     twins[id(module)] = new
     vars(new).update(vars(nn.Module()), training=False)
     for key, p in module._parameters.items():

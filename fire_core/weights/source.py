@@ -76,7 +76,7 @@ from fire_core.weights.syntax_trees import (
     source_of,
 )
 from fire_core.weights.tensor_functions import CUTS, JOINS, KEEP_FEATURES, PRODUCTS, VIEWS, is_elementwise
-from fire_core.weights.topology import input_count, is_dense, is_layer, output_count
+from fire_core.weights.topology import input_count, is_dense, is_layer, output_count, own_class
 
 MOST_NESTED = 24  # calls within each other that are followed
 MOST_NODES = 200_000  # of the syntax tree, for each module from which reading starts
@@ -708,7 +708,7 @@ def _cuts_an_argument(source: Function) -> bool:
 
 def _is_conv1d(module: nn.Module) -> bool:
     """Return whether a module is GPT-2's linear layer of transformers, whose forward pass is known."""
-    return type(module).__name__ == "Conv1D" and is_dense(module) and not isinstance(module, nn.Linear)
+    return own_class(module).__name__ == "Conv1D" and is_dense(module) and not isinstance(module, nn.Linear)
 
 
 def _keeps_content(expression: Sequence[Any]) -> bool:

@@ -7,6 +7,7 @@ layer is the head.
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -431,6 +432,14 @@ def is_layer(module: nn.Module) -> bool:
     return isinstance(module, _ConvNd) or is_dense(module)
 
 
+def own_class(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module as it was built: `fully_shard` replaces it by a subclass of its own."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # if nobody has imported it, no module is one of its
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return type(module)
+    return next(kind for kind in type(module).__mro__ if not issubclass(kind, fsdp.FSDPModule))
+
+
 def is_transposed_linear(module: nn.Module) -> bool:
     """Return whether a module is a linear layer with a weight stored (d_in, d_out).
 
@@ -445,7 +454,8 @@ def is_transposed_linear(module: nn.Module) -> bool:
         is_square = module.in_features == module.out_features
         has_transposed_shape = tuple(weight.shape[-2:]) == (module.in_features, module.out_features)
         return has_transposed_shape and not is_square
-    return type(module).__name__ == "Conv1D" and weight.ndim == 2 and getattr(module, "nf", None) == weight.shape[1]
+    is_conv1d = own_class(module).__name__ == "Conv1D" and weight.ndim == 2
+    return is_conv1d and getattr(module, "nf", None) == weight.shape[1]
 
 
 def role_of(use: Use, tied: bool) -> str:
