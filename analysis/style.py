@@ -133,6 +133,7 @@ NAMES = {
     "minatar_cnn": "MinAtar CNN",
     "mlp": "MLP",
     "q_mlp": "MLP",
+    "q_mlp_64": "MLP",
     "nature_cnn": "nature CNN",
     "resnet18": "ResNet-18",
     "small_resnet": "small ResNet",
