@@ -1,7 +1,7 @@
 """Match the weights of averaged models and target networks with the model's, so that they can be changed with it."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 
@@ -28,21 +28,33 @@ def weights_of(copy: Copy, model: nn.Module) -> dict[str, Tensor]:
     if not isinstance(copy, nn.Module | Mapping):
         raise TypeError(f"copies holds a {type(copy).__name__}: each is a module, or tensors by name")
     tensors = named_weights(copy) if isinstance(copy, nn.Module) else copy
-    by_name = {clean_name(name): tensor for name, tensor in tensors.items()}
     weights = named_weights(model)
-    matched: dict[str, Tensor] = {}
-    # A model may have a part called `module`, so it is not known from one name whether "module." is that of a wrapper.
-    for of_model, of_copy in itertools.product(WRAPPERS, WRAPPERS):
-        inner = {name: name.removeprefix(of_model) for name in weights if name.startswith(of_model)}
-        pairs = {name: by_name.get(of_copy + name_inside) for name, name_inside in inner.items()}
-        found = {name: x for name, x in pairs.items() if x is not None and x.shape == weights[name].shape}
-        if len(found) > len(matched):
-            matched = found
+    names = matching_names(weights, tensors)
+    matched = {name: tensors[other] for name, other in names.items() if tensors[other].shape == weights[name].shape}
     if not matched:
         raise ValueError(f"copies: a {type(copy).__name__} has no weight with a name and shape of the model's")
     return matched
 
 
-def bare_name(name: str) -> str:
-    """Return a parameter's name without what wrappers add to it: compiled models, AveragedModel, DataParallel, ..."""
-    return clean_name(name).removeprefix("module.").removeprefix("module.")
+def matching_names(names: Iterable[str], others: Iterable[str]) -> dict[str, str]:
+    """Return for each of a model's names the one that the same weight has in a copy, which may be wrapped otherwise.
+
+    A model may have a part called `module`, so it is not known from one name whether "module." is that of a wrapper:
+    the prefixes are taken with which most names match.
+
+    Args:
+        names: names of the model.
+        others: names of the copy.
+    """
+    own = {clean_name(name): name for name in names}
+    by_clean_name = {clean_name(name): name for name in others}
+    matched: dict[str, str] = {}
+    for of_model, of_copy in itertools.product(WRAPPERS, WRAPPERS):
+        pairs = {
+            name: by_clean_name[of_copy + cleaned.removeprefix(of_model)]
+            for cleaned, name in own.items()
+            if cleaned.startswith(of_model) and of_copy + cleaned.removeprefix(of_model) in by_clean_name
+        }
+        if len(pairs) > len(matched):
+            matched = pairs
+    return matched

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fire_core.errors import FireWarning
-from fire_core.integrations.copies import Copy, bare_name, named_weights, weights_of
+from fire_core.integrations.copies import Copy, matching_names, named_weights, weights_of
 from fire_core.integrations.keep import Keep, kept_tensors
 from fire_core.methods.chain import Chain
-from fire_core.methods.protocol import BoundaryReport, Context, Method, Net, tensors_of
+from fire_core.methods.protocol import BoundaryReport, Context, Method, Net
 from fire_core.reinit.fire import check_flat_shards, fire_
 from fire_core.reinit.project import Projection
 from fire_core.reinit.report import Report
@@ -189,7 +189,7 @@ class Intervention:
         self.fired: list[Firing] = []  # when the method has acted, and why, oldest first
         self.changed: list[ChangedWeight] = []  # the weights changed last, until a later step has kept their new values
         self.init: dict[str, dict[str, Tensor]] | None = None
-        self._shares_initial = False  # whether all processes have the same initial weights, see `_share_initial`
+        self._shares_initial = False  # whether all replicas have the same initial weights, see `_share_initial`
         self.report: BoundaryReport | None = None  # of the last action
         self.observed: dict[str, Tensor | float | None] = {}  # metrics for the next `ask`
         self._times_logged = Counter[str]()  # how often training has logged each metric, see `warn_if_missing`
@@ -361,24 +361,28 @@ class Intervention:
         for module in self.net.modules.values():
             distributed.reshard_(module)
 
+    @torch.no_grad()
     def _share_initial(self) -> None:
-        """Give all processes the initial weights of the first, where the weights themselves are equal on all of them.
+        """Give all replicas the initial weights of the first, if DistributedDataParallel has wrapped the model later.
 
-        DistributedDataParallel gives all processes the weights of the first, and it may wrap the model after each
-        process has copied weights of its own as the initial ones; acts with these would drive the replicas apart.
+        It gives all of them the weights of the first then. Each process had copied weights of its own as the initial
+        ones, and acts with these would drive the replicas apart.
         """
-        if self.init is None or self._shares_initial or not distributed.is_one_of_many():
+        if self.init is None or self._shares_initial:
             return
         for name, module in self.net.modules.items():
-            weights, init = tensors_of(module), self.init[name]
-            keys = [key for key, value in init.items() if key in weights and _is_plain(value, weights[key])]
-            weights_differ = distributed.differ_over_ranks([weights[key] for key in keys])
-            init_differs = distributed.differ_over_ranks([init[key] for key in keys])
-            for key, is_local, differs in zip(keys, weights_differ, init_differs, strict=True):
-                if differs and not is_local:
-                    on_device = init[key].to(weights[key].device)
-                    dist.broadcast(on_device, src=0)
-                    init[key].copy_(on_device)
+            wrapper = distributed.ddp_around(module)
+            if wrapper is None or wrapper is module:
+                continue
+            group, ignored = wrapper.process_group, distributed.ignored_by_ddp(wrapper)
+            weights = module.state_dict(keep_vars=True)
+            for key, value in self.init[name].items():
+                weight = weights.get(key)
+                if not isinstance(weight, Tensor) or weight in ignored or not _is_plain(value, weight):
+                    continue
+                shared = value.to(weight.device, copy=True)
+                dist.broadcast(shared, src=dist.get_global_rank(group, 0), group=group)
+                self.init[name][key] = shared.to(value.device)
         self._shares_initial = True
 
     @torch.no_grad()
@@ -500,22 +504,20 @@ def _under_names_of(present: Mapping[str, Tensor], saved: Mapping[str, Tensor]) 
     Raises:
         ValueError: names or shapes are those of another model.
     """
-    by_bare_name = {bare_name(name): value for name, value in saved.items()}
-    if unknown := by_bare_name.keys() - {bare_name(name) for name in present}:
+    names = matching_names(present, saved)
+    if unknown := saved.keys() - names.values():
         raise ValueError(f"the state of the hook is of another model, with {min(unknown)}")
     weights = {}
     for name, value in present.items():
-        loaded = saved.get(name, by_bare_name.get(bare_name(name)))
+        loaded = saved[names[name]] if name in names else None
         if loaded is None or loaded.shape != value.shape:
             shape = "none" if loaded is None else tuple(loaded.shape)
             raise ValueError(
                 f"the state of the hook is of another model: of {name}, {tuple(value.shape)}, its initial weights have "
                 f"{shape}"
             )
-        if distributed.is_sharded(value):
-            weights[name] = distributed.shard_as(distributed.full(loaded).to(value.device), value)
-        else:
-            weights[name] = distributed.full(loaded).to(value.device)
+        whole = distributed.full(loaded).to(value.device)
+        weights[name] = distributed.shard_as(whole, value)
     return weights
 
 

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -127,15 +128,21 @@ class FireHook:
 
 
 def is_without_effect(optimizer: Optimizer) -> bool:
-    """Return whether the present step changes no weight: its rates and gradients are all zero.
+    """Return whether the present step changes no weight: all rates are zero, and all gradients are there and are zero.
 
     Torch makes such a step to fill an empty optimizer's state, before it saves or loads it for a distributed
     checkpoint. A step of training may have a rate of zero, at the start of a warm-up, but has gradients.
     """
-    if any(group.get("lr", 1) != 0 for group in optimizer.param_groups):
+    rates = [group.get("lr", 1) for group in optimizer.param_groups]
+    if any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates):  # to look at it would wait
         return False
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return not any(bool(distributed.local(gradient).any()) for gradient in gradients)
+    if any(rate != 0 for rate in rates):
+        return False
+    trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    are_zero = all(p.grad is not None and not bool(distributed.local(p.grad).any()) for p in trained)
+    device = distributed.local(trained[0]).device if trained else None
+    flag = torch.tensor([are_zero], dtype=torch.int32, device=device)
+    return bool(distributed.all_true_over_ranks(flag, trained))  # a rank may have no part of what has gradients
 
 
 def _keys() -> Iterator[str]:

@@ -90,7 +90,8 @@ class Dash(Method):
 @contextmanager
 def without_sharing_buffers(net: Net) -> Iterator[None]:
     """Let DistributedDataParallel copy no buffers between the processes, which may have other numbers of batches."""
-    wrapped = [m for m in net.modules.values() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    uncompiled = [getattr(module, "_orig_mod", module) for module in net.modules.values()]
+    wrapped = [module for module in uncompiled if isinstance(module, nn.parallel.DistributedDataParallel)]
     copied = [module.broadcast_buffers for module in wrapped]
     for module in wrapped:
         module.broadcast_buffers = False
@@ -155,6 +156,7 @@ def smoothed_descent(
         seen = True
         for direction, gradient in zip(descent, gradients, strict=True):
             direction.mul_(1 - alpha).add_(gradient, alpha=-alpha)
+    seen_here = seen
     if group is not None:
         replicas_with_samples = torch.tensor(float(seen), device=descent[0].device)
         dist.all_reduce(replicas_with_samples, group=group)
@@ -166,7 +168,8 @@ def smoothed_descent(
             direction.div_(replicas_with_samples.clamp(min=1))
     if not seen:  # without a direction every weight would be shrunk as far as it may
         raise ValueError("DASH needs batches of the next phase, and there is no sample: the model is unchanged")
-    return dict(zip(parameters, descent, strict=True))
+    directions = dict(zip(parameters, descent, strict=True))
+    return directions if seen_here else {p: direction for p, direction in directions.items() if p not in alone}
 
 
 def mean_gradients(

@@ -58,7 +58,10 @@ class ShrinkAndPerturb(Method):
             for name, module in net.modules.items():
                 excluded = net.spared_or_shared(name, protected)
                 weights = module.state_dict(keep_vars=True)
-                quantised = {key for key, p in weights.items() if p in {*excluded} and not is_ordinary(p)}
+                kept = {id(p) for p in excluded}
+                quantised = {
+                    key for key, p in weights.items() if id(p) in kept and isinstance(p, Tensor) and not is_ordinary(p)
+                }
                 perturbation = {key: value for key, value in net.init[name].items() if key not in quantised}
                 if self.variant == "original":
                     perturbation = {

@@ -256,20 +256,21 @@ def _apply(model: nn.Module, entries: list[Entry], options: Projection, init: Ma
     for entry in to_reinitialise:  # in the dtype in which it will be written, where it may overflow
         tensors.append((f"init[{entry.name!r}]", require_initial_value(entry, initial).to(entry.parameter.dtype)))
     check_finite(tensors, distributed.ddp_group(model))
-    check_same_init(model, [*to_project, *to_reinitialise], initial)
+    reads_init = options.scale in ("match_init", "init_norm") or (options.solver == "exact" and options.blend == 1)
+    check_same_init(model, [*(to_project if reads_init else ()), *to_reinitialise], initial)
     scales = {entry.label: scale_of(entry, options.scale, options.variance_factor, initial) for entry in to_project}
     batches = make_batches(to_project, distributed.ddp_group(model), distributed.ignored_by_ddp(model))
     rows: dict[str, Row] = {}
     with full_precision(to_project[0].parameter.device.type if to_project else "cpu"):
-        check_results(batches, options, scales)
+        check_results(batches, options, scales, distributed.ddp_group(model))
         for batch in batches:
             try:
                 rows |= project(batch, options, scales, initial)
             except BaseException as error:  # the device has no memory left, or the user interrupts
                 if rows:
                     error.add_note(
-                        f"fire_: {len(rows)} of {len(to_project)} weights are projected already, and no optimizer "
-                        "state was reset; another call of fire_ does both for all"
+                        f"fire_ had changed {len(rows)} of {len(to_project)} weights of {type(unwrap(model)).__name__} "
+                        "before this error, and no optimizer state"
                     )
                 raise
     for entry in to_reinitialise:

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -189,17 +190,26 @@ def _own_work(batch: Batch, scales: Mapping[str, float | Tensor]) -> Work:
     return Work(batch, mine, W[mine], s[mine], stays_zero[mine])
 
 
-def check_results(batches: Iterable[Batch], options: Projection, scales: Mapping[str, float | Tensor]) -> None:
+def check_results(
+    batches: Iterable[Batch], options: Projection, scales: Mapping[str, float | Tensor], group: Any = None
+) -> None:
     """Check, on every rank alike, that the projected weights will be finite in their dtype.
 
     They can only fail to be where a scale, or for a blend the weight itself, is near the largest number of the weight's
     dtype. Such weights are projected here once without being written.
 
+    Args:
+        batches: the batches.
+        options: how they are projected.
+        scales: the result of `scale_of` for each entry, by its label.
+        group: process group of replicas, some of whose weights may differ; None: there are none.
+
     Raises:
-        ValueError: with the names of the weights that would not be finite.
+        ValueError: with the names of the weights that would not be finite. All replicas raise if one does.
     """
     if options.blend == 0:
         return  # the weights stay as they are
+    problem, device = "", torch.device("cpu")
     for batch in batches:
         limit = torch.finfo(batch.entries[0].parameter.dtype).max / 4  # no entry of a factor is larger than 4
         bounds = [_largest_after(entry, scales[entry.label], options) for entry in batch.entries]
@@ -210,11 +220,14 @@ def check_results(batches: Iterable[Batch], options: Projection, scales: Mapping
         Q = _solve(work, options)[0].mul_(work.s).to(batch.entries[0].parameter.dtype)
         finite_by_entry = torch.split(all_finite(Q), [entry.count for entry in batch.entries])
         bad = [entry.label for entry, finite in zip(batch.entries, finite_by_entry, strict=True) if not finite.all()]
-        if bad:
-            raise ValueError(
+        device = work.W.device
+        if bad and not problem:
+            problem = (
                 f"scale={options.scale} makes {', '.join(bad)} larger than {batch.entries[0].parameter.dtype} holds: "
                 "the result would not be finite, and the model is unchanged"
             )
+    if not distributed.true_on_all_ranks(not problem, group, device):
+        raise ValueError(problem or "weights of another process would not be finite: the model is unchanged")
 
 
 def _largest_after(entry: Entry, scale: float | Tensor, options: Projection) -> float:

@@ -7,6 +7,7 @@ has zeros for the matrices of the others, so the sum is exact.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+CHUNK = 2**20  # numbers whose bits are summed at once
 
 
 @dataclass(frozen=True)
@@ -83,28 +86,57 @@ def is_one_of_many() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def differ_over_ranks(tensors: Sequence[Tensor], group: Any = None) -> list[bool]:
-    """Return for each tensor whether its numbers differ between processes, told by two sums. All must call this.
+def ddp_around(module: nn.Module) -> nn.parallel.DistributedDataParallel | None:
+    """Return the DistributedDataParallel that wraps a module, which itself does not know it; None if there is none.
+
+    All objects of the process are looked at, which takes about as long as an optimizer step.
+    """
+    if not is_one_of_many():
+        return None
+    for candidate in gc.get_objects():
+        is_wrapper = issubclass(type(candidate), nn.parallel.DistributedDataParallel) and hasattr(candidate, "module")
+        if is_wrapper and any(inner is module for inner in candidate.modules()):
+            return cast(nn.parallel.DistributedDataParallel, candidate)
+    return None
+
+
+def differ_over_ranks(tensors: Sequence[Tensor], group: Any) -> list[bool]:
+    """Return for each tensor whether its bits differ between processes, told by two sums. All must call this.
 
     Args:
         tensors: as many on each process, on any devices, not sharded.
-        group: the processes; None: all of them.
+        group: the processes.
     """
     if not tensors:
         return []
-    device = tensors[0].device
-    if "gloo" not in dist.get_backend(group):  # NCCL reduces tensors on the accelerator only
-        device = torch.accelerator.current_accelerator() or device
-    sums = []
-    for tensor in tensors:
-        numbers = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().flatten().double()
-        weights = torch.arange(1, len(numbers) + 1, device=numbers.device, dtype=torch.float64).rsqrt()
-        sums.append(torch.stack([numbers.sum(), numbers @ weights]).nan_to_num().to(device))
-    largest = torch.stack(sums)
+    device = _device_to_reduce_on(group, tensors[0].device)
+    largest = torch.stack([_sums_of_bits(tensor).to(device) for tensor in tensors])
     smallest = largest.clone()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
     return [bool(flag) for flag in (largest != smallest).any(1).tolist()]
+
+
+def _sums_of_bits(tensor: Tensor) -> Tensor:
+    """Return two sums over a tensor's numbers, taken as integers, (2,) int64.
+
+    Sums of integers do not depend on their order, and so neither on the number of threads nor on the device.
+    """
+    flat = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1)
+    integers = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    sums = torch.zeros(2, dtype=torch.int64, device=flat.device)
+    for number, chunk in enumerate(integers.split(CHUNK)):  # in chunks, as int64 takes eight bytes a number
+        wide = chunk.to(torch.int64)
+        odd = torch.arange(len(wide), device=flat.device).add_(number * CHUNK).mul_(2).add_(1)
+        sums += torch.stack([wide.sum(), (wide * odd).sum()])  # beyond 2^63 they wrap around
+    return sums
+
+
+def _device_to_reduce_on(group: Any, device: torch.device) -> torch.device:
+    """Return the device on which a group reduces tensors that lie on another one: NCCL on the accelerator only."""
+    if "gloo" in dist.get_backend(group):
+        return device
+    return torch.accelerator.current_accelerator() or device
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -202,11 +234,11 @@ def true_on_all_ranks(flag: bool, group: Any, device: torch.device) -> bool:
     Args:
         flag: that of this process.
         group: the process group; None: this process alone.
-        device: of the model, on which some backends reduce.
+        device: of the model.
     """
     if group is None or dist.get_world_size(group) == 1:
         return flag
-    total = torch.tensor(int(flag), dtype=torch.int32, device=device)
+    total = torch.tensor(int(flag), dtype=torch.int32, device=_device_to_reduce_on(group, device))
     dist.all_reduce(total, op=dist.ReduceOp.MIN, group=group)
     return bool(total)
 

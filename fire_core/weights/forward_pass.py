@@ -489,7 +489,7 @@ def copy_of(module: nn.Module, twins: dict[int, Any]) -> nn.Module:
     if id(module) in twins:
         existing: nn.Module = twins[id(module)]
         return existing
-    # Torch.fx's own `__new__` makes another class, without the forward pass.
+    # Not by the class itself: torch.fx's own `__new__` makes another class, without the forward pass.
     new: nn.Module = object.__new__(own_class(module))
     twins[id(module)] = new
     vars(new).update(vars(nn.Module()), training=False)

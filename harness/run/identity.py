@@ -63,15 +63,15 @@ def identity(config: dict[str, Any]) -> dict[str, Any]:
     for group, option, fixed_value in FIXED_VALUES:
         if option in (run_identity.get(group) or {}):
             run_identity[group] = run_identity[group] | {option: fixed_value}
+    for group, option in OPTIONS:  # first, as it imports the modules that register environments and their versions
+        options = run_identity.get(group)
+        if isinstance(options, dict) and (digests := digests_of(options.get(option), cache_folder)):
+            run_identity[group] = options | {f"{option} (content)": digests}
     environment = run_identity.get("env")
     if isinstance(environment, dict):
         names = {option: environment.get(option) for option in ENVIRONMENT_NAMES}
         with_versions = {option: with_version(name) for option, name in names.items() if isinstance(name, str)}
         run_identity["env"] = environment | with_versions
-    for group, option in OPTIONS:
-        options = run_identity.get(group)
-        if isinstance(options, dict) and (digests := digests_of(options.get(option), cache_folder)):
-            run_identity[group] = options | {f"{option} (content)": digests}
     options_of_methods = (run_identity.get("method") or {}).get("parts")
     if options_of_methods is not None:  # a sweep of chains has the options of all of its methods in each job
         chained = run_identity["method"]["of"].split("+")

@@ -1,7 +1,8 @@
-"""The user's own code that an environment of gymnasium is made by, which is part of a run's identity."""
+"""What a run's identity holds of gymnasium's environments: their versions, and the user's own code they are made by."""
 
 import contextlib
 import importlib
+import importlib.util
 import inspect
 import warnings
 from collections.abc import Iterator, Set
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.run.contents import digest_of
-from harness.run.own_code import is_own, source_of
+from harness.run.own_code import is_own
 
 OPTIONS = (("env", "game"), ("env", "task"), ("benchmark", "sequence"))  # (group, option) that name environments
 
@@ -38,10 +39,10 @@ def environment_sources(name: str) -> dict[str, Path]:
         The files by the names of their modules; none for a name that gymnasium does not know, or whose module cannot be
         imported, which making the environment reports.
     """
-    import gymnasium
-
     modules = {name.rpartition(":")[0]}
     with contextlib.suppress(Exception), warnings.catch_warnings():
+        import gymnasium
+
         warnings.simplefilter("ignore")  # of a newer version, of which making the environment warns
         for module in modules - {""}:
             importlib.import_module(module)
@@ -51,8 +52,17 @@ def environment_sources(name: str) -> dict[str, Path]:
                 modules.add(entry_point.partition(":")[0])
             elif entry_point is not None:  # a class or a function, perhaps with some of its arguments
                 modules.add(inspect.unwrap(getattr(entry_point, "func", entry_point)).__module__)
-    sources = {module: source_of(module) for module in sorted(modules - {""})}
+    sources = {module: _source_of_module(module) for module in sorted(modules - {""})}
     return {module: path for module, path in sources.items() if path is not None and is_own(path)}
+
+
+def _source_of_module(name: str) -> Path | None:
+    """Return the source file of a module, which is not imported for it; None if there is none."""
+    with contextlib.suppress(Exception):  # whatever the packages around it may raise
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.has_location and str(spec.origin).endswith(".py"):
+            return Path(str(spec.origin)).resolve()
+    return None
 
 
 def recorded_sources(described: Any, modules: Set[str]) -> Iterator[tuple[Path, str]]:
@@ -68,8 +78,8 @@ def recorded_sources(described: Any, modules: Set[str]) -> Iterator[tuple[Path, 
         digests = options.get(f"{option} (content)") if isinstance(options, dict) else None
         if isinstance(options, dict) and isinstance(digests, dict):
             for name in _listed(options.get(option)):
-                if name.rpartition(":")[0] in {"", *modules}:
-                    yield from ((path, str(digests.get(m))) for m, path in environment_sources(name).items())
+                sources = environment_sources(name) if name.rpartition(":")[0] in {"", *modules} else {}
+                yield from ((path, str(digests[module])) for module, path in sources.items() if module in digests)
 
 
 def _listed(names: Any) -> list[str]:

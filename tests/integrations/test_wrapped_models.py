@@ -62,6 +62,49 @@ def test_a_run_resumes_under_another_wrapper(saved_as: str, loaded_as: str) -> N
     assert all(torch.equal(a, b) for a, b in zip(first_weights, resumed.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile])
+def test_a_part_called_module_gets_its_own_initial_weights(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    models = WithModule(), WithModule()
+    modules = models[0], wrap(models[1])
+    hooks = [FireHook(torch.optim.SGD(m.parameters(), lr=0.1), m, method=FullReset()) for m in modules]
+    hooks[1].load_state_dict(copy.deepcopy(hooks[0].state_dict()))
+    hooks[1].act()
+    for name, weight in models[0].named_parameters():
+        assert torch.equal(weight, models[1].get_parameter(name)), name
+
+
+class WithExtraState(nn.Linear):
+    """A layer whose state_dict holds more than tensors."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 1}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("method", [FullReset(), ShrinkAndPerturb(), ShrinkAndPerturb(variant="fire_paper")])
+def test_extra_state_is_left_alone(method: Method) -> None:
+    model = nn.Sequential(WithExtraState(4, 4), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hook = FireHook(optimizer, model, method=method)
+    model(torch.randn(4, 4)).sum().backward()
+    optimizer.step()
+    assert hook.act().changed == 4
+
+
+def test_a_step_of_a_warm_up_counts() -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    hook = FireHook(optimizer, model, method=FullReset())
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    for p in model.parameters():
+        p.grad = None  # as optimizers do that free gradients themselves
+    optimizer.step()
+    assert hook.step == 2
+
+
 def test_the_state_of_another_model_is_refused() -> None:
     models = network(), network()[1:], nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
     hooks = [FireHook(torch.optim.SGD(m.parameters(), lr=0.1), m, method=FullReset()) for m in models]
@@ -148,4 +191,4 @@ def test_an_error_in_the_middle_says_what_was_projected(monkeypatch: pytest.Monk
     with pytest.raises(torch.OutOfMemoryError) as caught:
         fire_(network(), solver="exact")
     (note,) = caught.value.__notes__
-    assert note.startswith("fire_: 2 of 3 weights are projected already, and no optimizer state was reset")
+    assert note.startswith("fire_ had changed 2 of 3 weights of Sequential before this error")

@@ -81,7 +81,11 @@ def initial_weights_of_before_the_wrapping(rank: int) -> None:
     assert "copy init after DistributedDataParallel" in raised(lambda: shrink_and_perturb_(wrapped, init, 0.5))
     assert "copy init after" in raised(lambda: fire_(wrapped, solver="exact", init=init))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    torch.set_num_threads(1 + rank)  # a check that sums floats would depend on it
     shrink_and_perturb_(wrapped, before, 0.5)
+    fire_(wrapped, solver="exact", init=before)
+    fire_(wrapped, init=init)  # which is not read
+    torch.set_num_threads(1)
 
 
 def a_nan_in_one_replica(rank: int) -> None:
@@ -96,12 +100,17 @@ def a_nan_in_one_replica(rank: int) -> None:
 
 def other_numbers_of_batches(rank: int) -> None:
     """DASH passes batches through a wrapped model with batch norm, whose buffers each pass of DDP would share."""
+    for is_compiled in (False, True):
+        other_numbers(rank, is_compiled)
+
+
+def other_numbers(rank: int, is_compiled: bool) -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3), nn.Linear(3, 0))
     wrapped = DDP(model)
     batches = [(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64)) for _ in range(1 + 2 * rank)]
     hook = FireHook(
         torch.optim.SGD(model.parameters(), lr=0.1),
-        wrapped,
+        torch.compile(wrapped, backend="eager") if is_compiled else wrapped,
         method=Dash(),
         batches=lambda: iter(batches),
         loss=lambda x, y: F.cross_entropy(wrapped(x)[:, :0].sum() + model[:3](x), y),
@@ -109,6 +118,24 @@ def other_numbers_of_batches(rank: int) -> None:
     hook.act()
     assert same_on_all_ranks(model[0].weight.detach(), model[2].weight.detach())
     assert wrapped.broadcast_buffers
+
+
+def an_expert_without_samples(rank: int) -> None:
+    """A replica that has none knows no direction for the weights that it alone holds, and leaves them."""
+    model = drawn(0)
+    DDP._set_params_and_buffers_to_ignore_for_model(model, ["1.weight", "1.bias"])
+    wrapped = DDP(model)
+    hook = FireHook(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        wrapped,
+        method=Dash(),
+        batches=lambda: iter([(torch.randn(4, 6), torch.zeros(4, dtype=torch.int64))] * (1 - rank)),
+        loss=lambda x, y: F.cross_entropy(wrapped(x), y),
+    )
+    before = model[1].weight.detach().clone()
+    hook.act()
+    assert torch.equal(before, model[1].weight) is (rank == 1)
+    assert same_on_all_ranks(model[0].weight.detach(), model[3].weight.detach())
 
 
 def sharded(rank: int) -> None:
@@ -170,6 +197,7 @@ CASES = (
     initial_weights_of_before_the_wrapping,
     a_nan_in_one_replica,
     other_numbers_of_batches,
+    an_expert_without_samples,
     sharded,
     layers_of_transformers,
     steps_without_effect,

@@ -402,8 +402,8 @@ def test_changed_code_of_an_environment_is_another_run(
     given: Any = f"{registers}:{name}{version}"
     given = ["Hopper-v5", given] if option == "sequence" else given
     config = {"program": "sac", "device": "cpu", "seed": 0, group: {"name": "x", option: given}}
-    assert environment_sources(f"{registers}:{name}{version}").keys() == {registers, defines}
     before = identity(config)
+    assert environment_sources(f"{registers}:{name}{version}").keys() == {registers, defines}
     assert identity(config) == before
     folder = tmp_path / "run"
     folder.mkdir()
