@@ -196,8 +196,8 @@ def test_ten_steps_on_permuted_text() -> None:
     """The rows that were run beside the study, with the whole tasks of all rows of that table."""
     ten = pd.read_csv(FOLDER / "permuted_text.ten_steps.csv").query("seed < 20000").set_index("seed")
     half = pd.read_csv(FOLDER / "permuted_text.csv").query("row == 'half'").set_index("seed")
-    assert f"{(ten['task_end/loss'] - half['task_end/loss']).mean():.3f} below, -0.003 to 0.036" in PAGES["index"]
-    assert f"half is above it, by {(half['online/loss'] - ten['online/loss']).mean():.3f}" in PAGES["index"]
+    assert f"lower by {(ten['task_end/loss'] - half['task_end/loss']).mean():.3f}, -0.003 to 0.036" in PAGES["index"]
+    assert f"its loss is higher by {(half['online/loss'] - ten['online/loss']).mean():.3f}" in PAGES["index"]
     ends = pd.read_csv(FOLDER / "permuted_text.tasks.csv").set_index("row")[["task", "task/loss"]]
     more = pd.read_csv(FOLDER / "permuted_text.ten_steps.tasks.csv")[["task", "task/loss"]]
     (text,) = re.findall(r"^ *\| \| task 2 .*\n(?: *\|.*\n)+", PAGES["streams"], re.MULTILINE)
