@@ -107,15 +107,27 @@ class Net:
     @contextmanager
     def mode(self, training: bool) -> Iterator[None]:
         """Set all networks to training or evaluation mode within this block, and restore their modes after it."""
-        modes = {module: module.training for root in self.modules.values() for module in root.modules()}
+        modules = [module for root in self.modules.values() for module in root.modules()]
+        modes = [module.training for module in modules]
+        # Some layers do more than set the flag, as to merge an adapter. Without these the flags are written directly,
+        # as an agent changes the mode in each step, and `train` takes as long as the pass of a small network.
+        if all(type(module).train is nn.Module.train for module in modules):
+            for module in modules:
+                vars(module)["training"] = training
+            try:
+                yield
+            finally:
+                for module, was_training in zip(modules, modes, strict=True):
+                    vars(module)["training"] = was_training
+            return
         for root in self.modules.values():
             root.train(training)
         try:
             yield
         finally:
-            for root in self.modules.values():  # for layers that do more than set the flag, as to merge an adapter
-                root.train(modes[root])
-            for module, was_training in modes.items():
+            for root in self.modules.values():
+                root.train(modes[modules.index(root)])
+            for module, was_training in zip(modules, modes, strict=True):
                 module.training = was_training
 
 
