@@ -20,7 +20,7 @@ from studies.report import Result, missing_runs, results_of
 from studies.tables import read_csv
 
 HOW_FAR = {"base": 0.0, "quarter": 0.25, "half": 0.5, "three_quarters": 0.75, "fire": 1.0}
-RIVALS = {"random_isometry": 1.2, "full_reset": 1.35, "snp": 1.5}  # right of the line, each at a place of its own
+RIVALS = {"random_isometry": 1.2, "full_reset": 1.4, "snp": 1.6}  # right of the line, each at a place of its own
 TICKS = {0.0: "0\nbase", 0.25: "0.25", 0.5: "0.5\nhalf", 0.75: "0.75", 1.0: "1\nFIRE"} | {
     RIVALS["random_isometry"]: "random\nisometry",
     RIVALS["full_reset"]: "full\nreset",
@@ -28,6 +28,7 @@ TICKS = {0.0: "0\nbase", 0.25: "0.25", 0.5: "0.5\nhalf", 0.75: "0.75", 1.0: "1\n
 }
 # The same acts with biases put back to their initial values, drawn as open marks.
 BIASES_PUT_BACK = {f"{row}_biases": place for row, place in {**HOW_FAR, **RIVALS}.items()}
+SHIFT = 0.02  # between the points of two streams, so that their bars do not hide each other
 LIMITS = -0.5, 2.0  # of both panels; a point beyond stands at the edge
 TITLES = {
     "labels": "random labels",
@@ -82,9 +83,10 @@ def draw(results: Mapping[str, Result]) -> Figure:
             "linestyle": style.VARIANT_DASHES[number % len(style.VARIANT_DASHES)],
             "marker": "osD^vP<>X"[number % 9],
         }
-        plot(won, result.won_back, result, look)
-        plot(kept, result.kept_share, result, look, title)
-    for panel, height, words in ((won, 1.0, "a new network"), (won, 0.0, "no intervention"), (kept, 1.0, "all kept")):
+        shift = SHIFT * (number - (len(results) - 1) / 2)
+        plot(won, result.won_back, result, look, shift)
+        plot(kept, result.kept_share, result, look, shift, title)
+    for panel, height, words in ((won, 1.0, "a new network"), (won, 0.0, "no act"), (kept, 1.0, "all kept")):
         panel.axhline(height, color="0.6", linewidth=0.8, zorder=0)
         place = {"xytext": (2, 2), "textcoords": "offset points", "color": "0.4", "fontsize": 8}
         panel.annotate(words, (0, height), xycoords=("axes fraction", "data"), **place)
@@ -94,7 +96,7 @@ def draw(results: Mapping[str, Result]) -> Figure:
     kept.set_ylabel("Left of the old task right after an act")
     kept.set_xlabel("How far to the isometry, and other acts")
     kept.set_xticks([*TICKS], [*TICKS.values()])
-    kept.set_xlim(-0.3, max(TICKS) + 0.08)  # left of the base there is room for the words
+    kept.set_xlim(-0.38, max(TICKS) + 0.1)  # left of the base there is room for the words
     handles, titles = kept.get_legend_handles_labels()
     for title, face in (("biases kept", "0.4"), ("biases put back", "white")):
         handles.append(Line2D([], [], linestyle="", marker="o", color="0.4", markerfacecolor=face))
@@ -104,7 +106,12 @@ def draw(results: Mapping[str, Result]) -> Figure:
 
 
 def plot(
-    panel: Axes, number: Callable[[str], Estimate], result: Result, look: Mapping[str, Any], title: str | None = None
+    panel: Axes,
+    number: Callable[[str], Estimate],
+    result: Result,
+    look: Mapping[str, Any],
+    shift: float,
+    title: str | None = None,
 ) -> None:
     """Draw a line over how far an act goes, and a mark for each other act, each point with a bar of its interval.
 
@@ -115,6 +122,7 @@ def plot(
         number: of a row.
         result: whose rows are drawn.
         look: colour, dash and mark.
+        shift: by how much all points are moved to the right.
         title: for the legend.
     """
     for places, style_of_line in ((HOW_FAR, look["linestyle"]), (RIVALS, ""), (BIASES_PUT_BACK, "")):
@@ -123,14 +131,17 @@ def plot(
         centres = [min(max(estimate.mean, LIMITS[0]), LIMITS[1]) for estimate in points.values()]
         is_inside = [LIMITS[0] <= estimate.mean <= LIMITS[1] for estimate in points.values()]
         # Rounding may leave -1e-17 where all seeds agree. An interval that is not known stays NaN, which has no bar.
+        # One that goes on beyond the edges, perhaps without end, is drawn a little way beyond, where the panel cuts it.
         bars = [
-            np.maximum(0.0, (estimate.mean - estimate.low, estimate.high - estimate.mean)) if inside else (0.0, 0.0)
+            np.clip((estimate.mean - estimate.low, estimate.high - estimate.mean), 0.0, LIMITS[1] - LIMITS[0])
+            if inside
+            else (0.0, 0.0)
             for inside, estimate in zip(is_inside, points.values(), strict=True)
         ]
         options = {**look, "linestyle": style_of_line, "label": title, "capsize": 2, "markersize": 5}
         if places is BIASES_PUT_BACK:
             options["markerfacecolor"] = "white"
-        panel.errorbar([*points], centres, np.array(bars).reshape(-1, 2).T, **options)
+        panel.errorbar([place + shift for place in points], centres, np.array(bars).reshape(-1, 2).T, **options)
         title = None
 
 

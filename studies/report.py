@@ -102,7 +102,9 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
 def estimate_by_resampling(numbers: Floats, statistic: Callable[[Floats], Floats]) -> Estimate:
     """Return a statistic of means over seeds, with its 95 % interval by resampling seeds.
 
-    Below three seeds, or where some resample has no such statistic, there is no interval: low and high are NaN.
+    A resample without such a statistic, as a ratio whose denominator is not above 0, counts as beyond the interval on
+    both sides, so that the interval is wider. If there are too many of them it is infinite. Below three seeds low and
+    high are NaN.
 
     Args:
         numbers: (k, seeds); the k numbers of a seed are resampled together.
@@ -116,8 +118,12 @@ def estimate_by_resampling(numbers: Floats, statistic: Callable[[Floats], Floats
         return Estimate(whole, np.nan, np.nan, seeds)
     drawn = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
     tail = widened_tail(seeds)
-    low, high = np.quantile(statistic(numbers[:, drawn].mean(2)), [tail, 1 - tail])
-    return Estimate(whole, float(low), float(high), seeds)
+    resampled = statistic(numbers[:, drawn].mean(2))
+    undefined = np.isnan(resampled)
+    with np.errstate(invalid="ignore"):  # next to an infinite number the interpolation gives NaN
+        low = float(np.quantile(np.where(undefined, -np.inf, resampled), tail))
+        high = float(np.quantile(np.where(undefined, np.inf, resampled), 1 - tail))
+    return Estimate(whole, -np.inf if np.isnan(low) else low, np.inf if np.isnan(high) else high, seeds)
 
 
 def results_of(stream: Stream, lines: Sequence[Row]) -> dict[str, Result]:

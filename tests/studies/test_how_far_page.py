@@ -19,10 +19,11 @@ COMPARED = {
     "random labels, 25 % new": ("labels", "share 0.25"),
     "CartPole": ("cartpole", ""),
     "double pendulum": ("pendulum", ""),
+    "CIFAR-10, warm start": ("warm_start", ""),
     "permuted text": ("permuted_text", ""),
 }
 RIVALS = ("fire", "random_isometry", "full_reset", "snp")  # likewise
-DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4, "pendulum": 1, "permuted_text": 3}
+DIGITS = {"labels": 3, "cartpole": 1, "permuted_fashion": 4, "pendulum": 1, "permuted_text": 3, "warm_start": 3}
 ROWS = {
     "base: nothing": "base",
     "a new network for each task": "fresh",
@@ -190,6 +191,36 @@ def test_rows_on_permuted_text() -> None:
     for name, *cells in lines:
         mine = means.loc[ROWS[name]]
         assert cells == [f"{mine['task_end/loss']:.3f}", f"{mine['online/loss']:.3f}", f"{mine.left:.2f}"], name
+
+
+def test_rows_on_the_warm_start() -> None:
+    means = pd.read_csv(FOLDER / "warm_start.csv").groupby("row").mean(numeric_only=True)
+    base, fresh = (means.loc[row, "test/accuracy"] for row in ("base", "fresh"))
+    names = ROWS | {"a new network for the second half": "fresh"}
+    _, *lines = table("streams", "row | test accuracy")
+    assert {names[name] for name, *_ in lines} == {*means.index}
+    for name, *cells in lines:
+        mine = means.loc[names[name]]
+        part = (mine["test/accuracy"] - base) / (fresh - base)
+        after = "test_accuracy_after"
+        assert cells == [f"{value:.{digits}f}" for value, digits in (
+            (mine["test/accuracy"], 3), (part, 2), (mine["train/accuracy"], 3), (mine[after], 3)
+        )], name  # fmt: skip
+
+
+def test_what_the_warm_start_leaves_with_new_statistics() -> None:
+    """It is measured on the networks of the study's rows, which had the same accuracy before and after the act."""
+    measured = pd.read_csv(FOLDER / "warm_start.batch_norm.csv").set_index(["row", "seed"])
+    rows = pd.read_csv(FOLDER / "warm_start.csv").set_index(["row", "seed"]).loc[measured.index]
+    assert measured.before.to_numpy() == pytest.approx(rows.test_accuracy_before.to_numpy(), abs=5e-5)
+    assert measured.after.to_numpy() == pytest.approx(rows.test_accuracy_after.to_numpy(), abs=5e-3)
+    means = measured.groupby("row").mean()
+    half, fire = means.loc["half"], means.loc["fire"]
+    told = f"{half.new_statistics:.3f} after half and {fire.new_statistics:.3f} after FIRE"
+    assert told in PAGES["streams"]
+    left = [f"{row.new_statistics / row.before:.2f}" for row in (half, fire)]
+    assert f"{left[0]} and {left[1]} of it are left" in PAGES["streams"]
+    assert f"half has {left[0]} and FIRE {left[1]}" in PAGES["index"]
 
 
 def test_ten_steps_on_permuted_text() -> None:
