@@ -8,6 +8,7 @@ python -m vision.train <options of warm_start> method=base only_first_phase=true
 python -m studies.how_far_batch_norm runs/.cache    writes warm_start.batch_norm.csv from the runs in that folder
 """
 
+import copy
 import itertools
 import sys
 from collections.abc import Sequence
@@ -44,7 +45,8 @@ def main(arguments: Sequence[str]) -> None:
         if len(found) != 1:
             sys.exit(f"error: {arguments[0]} holds {len(found)} first phases of warm_start with seed {seed}, not one")
         used += found
-        lines += [{"row": row, "seed": seed} | measured(load(found[0]), blend) for row, blend in ACTS.items()]
+        trained = load(found[0])
+        lines += [{"row": row, "seed": seed} | measured(trained, blend) for row, blend in ACTS.items()]
     write_csv(TABLE, lines)
     command = "python -m studies.how_far_batch_norm FIRST_PHASES"
     provenance.write(TABLE, provenance.of_folders(used) | {"command": command})
@@ -54,19 +56,22 @@ def measured(trained: Trained, blend: float) -> Row:
     """Act on the network of a first phase, and return its accuracy on the test images.
 
     Args:
-        trained: the first phase; its network is changed.
+        trained: the first phase; its network is afterwards as it was.
         blend: how far the act goes; 0 is no act.
 
     Returns:
         `before` the act, right `after` it, and with `new_statistics` of batch norm.
     """
+    weights = copy.deepcopy(trained.model.state_dict())
     before = trained.evaluate()["test/accuracy"]
     if blend:
         fire_(trained.model, blend=blend)
     after = trained.evaluate()["test/accuracy"]
     one_pass = trained.task.phases[0].steps_per_pass(trained.task.config.batch_size)
     update_bn((images for images, _ in itertools.islice(batches(trained.task, 0), one_pass)), trained.model)
-    return {"before": before, "after": after, "new_statistics": trained.evaluate()["test/accuracy"]}
+    renewed = trained.evaluate()["test/accuracy"]
+    trained.model.load_state_dict(weights)
+    return {"before": before, "after": after, "new_statistics": renewed}
 
 
 if __name__ == "__main__":
