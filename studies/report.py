@@ -228,7 +228,7 @@ def in_words(estimate: Estimate, digits: str) -> str:
     """Return an estimate with its interval, as `0.52 (0.48 to 0.56)`; empty without a seed."""
     if not estimate.n:
         return ""
-    interval = f" ({estimate.low:{digits}} to {estimate.high:{digits}})" if np.isfinite(estimate.low) else ""
+    interval = f" ({estimate.low:{digits}} to {estimate.high:{digits}})" if not np.isnan(estimate.low) else ""
     return f"{estimate.mean:{digits}}{interval}"
 
 
