@@ -65,6 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         table = tables.results(setting)
         what = f"{setting.y_label.lower()}, {plotting.numbers_are(setting.groups)}"
         print(f"\n{plotting.title(setting, 999)}: {what}")
+        if note := tables.without_differences(setting):
+            print(f"({note})")
         # A terminal has room for the differences to one method; the file has them all.
         too_wide = [column for column in table if str(column).startswith(tables.VERSUS)][1:]
         print(formats.as_text(table.drop(columns=[*too_wide, *(["best"] if "best" in table else [])])))

@@ -38,6 +38,7 @@ DOMAINS = dict.fromkeys(METRICS, "vision") | {"val/loss": "language"} | dict.fro
 # What a metric lies between; returns have no bounds.
 BOUNDS = {"accuracy": (0.0, 1.0), "loss": (0.0, float("inf"))}
 MEASURING = ("metrics", "eval_batch_size")  # options of measuring: runs that differ only in them train alike
+AXES = ("step", "phase", "epoch", "iteration", "env_steps", "seconds")  # where a row stands in its run
 RECORDING = ("paths", "tracker")  # options of where a run is recorded
 DIGEST = re.compile("[0-9a-f]{64}")
 MAX_VALUES = 1_000_000  # of a run's options, which are a few hundred
@@ -47,6 +48,7 @@ ORDER = (
     "base", "full_reset", "snp", "dash", "parseval", "l2init", "cbp", "redo", "snr", "muon", "pi", "fire", "fire_exact",
 )  # fmt: skip
 AT_FIRST = ("boundary", "auto")  # what the trigger and the options of `boundary` are where nobody has set them
+DIVERGED = "Diverged: "  # begins the text of FAILED if a loss, a weight or the like was not finite
 FULL_RESETS = ("full_reset", "fresh")  # methods after which nothing of earlier phases is left
 
 
@@ -77,7 +79,8 @@ class Run:
         name: the folder's name, or the id of a wandb run.
         source: where the run was read from, for messages.
         config: the resolved config, nested.
-        history: one row for each logged measurement, numbers only; has `step` and mostly `phase` and `epoch`.
+        history: one row for each logged measurement, numbers only; has `step` and mostly `phase` and `epoch`. Empty if
+            the run diverged before the first one, until `select` has found out which measurements are missing.
         finished: whether the run reached its end.
         environment: versions, commit and hardware, from its env.json.
         boundaries: one row for each boundary at which the method acted; has `step` (of the row before it) and `phase`
@@ -162,9 +165,14 @@ class Run:
     @cached_property
     def setting(self) -> str:
         """Everything but method and seed, as text: two runs of the same setting have the same text."""
+        return json.dumps([self.metric, json.loads(self.options)], sort_keys=True)
+
+    @cached_property
+    def options(self) -> str:
+        """Every option but those of the method, the seed and of measuring, as text."""
         identity = from_config(self.config) if self.identity is None else self.identity
         rest = {k: v for k, v in identity.items() if k not in ("method", "boundary", "trigger", "seed", *MEASURING)}
-        return json.dumps([self.metric, with_whole_numbers(rest)], sort_keys=True, default=str)
+        return json.dumps(with_whole_numbers(rest), sort_keys=True, default=str)
 
     @cached_property
     def variant(self) -> str:
@@ -203,7 +211,7 @@ class Run:
     @property
     def has_diverged(self) -> bool:
         """Whether training stopped because a loss, a weight or the like was not finite."""
-        return self.failure.startswith("Diverged: ")
+        return self.failure.startswith(DIVERGED)
 
     def score(self, metric: str | None = None) -> float:
         """Return the run's number of a metric (None: the main metric): its last value; inf if the run diverged.
@@ -245,7 +253,12 @@ class Run:
         return rows
 
     def best(self) -> float:
-        """Return the best value after the first boundary; the first phase is the same for all methods of a sweep."""
+        """Return the best value after the first boundary; inf if the run diverged.
+
+        The first phase is the same for all methods of a sweep.
+        """
+        if self.has_diverged:
+            return float("inf")
         values = self.after_the_act[self.metric].where(np.isfinite)
         return float(values.max() if METRICS[self.metric][1] else values.min())
 
@@ -305,14 +318,17 @@ def check(run: Run) -> Run:
     if not isinstance(run.config["seed"], int) or not run.method.isprintable():
         raise BadRun(f"corrupt: seed={run.config['seed']!r} of method {run.method!r}")
     if "step" not in run.history or not run.metric:
-        raise BadRun(why_nothing_to_show(run))
-    if not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
+        if not run.has_diverged:
+            raise BadRun(why_nothing_to_show(run))
+        run = replace(run, history=pd.DataFrame(), boundaries=pd.DataFrame())
+    elif not run.history["step"].is_monotonic_increasing or not run.history["step"].is_unique:
         raise BadRun("corrupt: `step` does not increase from row to row")
-    axis = [key for key in ("step" if run.is_stream else run.x, "phase") if key in run.history]
-    if run.history.loc[run.history[run.metric].notna(), axis].isna().any(axis=None):
-        raise BadRun(f"corrupt: a row with `{run.metric}` lacks {' or '.join(axis)}")
-    if run.is_stream and not any(key in run.history for key in streams.ONLINE):
-        raise BadRun("corrupt: its rows have tasks, and no number that is averaged over them")
+    else:
+        axis = [key for key in ("step" if run.is_stream else run.x, "phase") if key in run.history]
+        if run.history.loc[run.history[run.metric].notna(), axis].isna().any(axis=None):
+            raise BadRun(f"corrupt: a row with `{run.metric}` lacks {' or '.join(axis)}")
+        if run.is_stream and not any(key in run.history for key in streams.ONLINE):
+            raise BadRun("corrupt: its rows have tasks, and no number that is averaged over them")
     try:
         label_of_config(run.config)
         run.setting, run.variant  # noqa: B018  # kept by the run; a fault of its options shows here
@@ -366,7 +382,7 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         The runs in the order of their sources, and what was left out with the reason.
     """
     selected: dict[tuple[str, str, int], Run] = {}
-    left_out = []
+    runs, left_out = with_lost_rows(runs)
     for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
         if not run.finished and not run.has_diverged and not include_unfinished:
             reason = f"failed: {run.failure}" if run.failure else "unfinished"
@@ -379,6 +395,34 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         if first is not run:
             left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}{except_for(run, first)}"))
     return sorted(selected.values(), key=lambda r: r.source), left_out
+
+
+def with_lost_rows(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
+    """Give runs that diverged before their first measurement one row, in which every number is inf.
+
+    Which numbers these are is known from another run of the same setting. Without one the run is left out.
+
+    Returns:
+        The runs, and what was left out with the reason.
+    """
+    all_runs, left_out = [*runs], []
+    measured: dict[str, Run] = {}
+    for run in all_runs:
+        if len(run.history):
+            measured.setdefault(run.options, run)
+    result = []
+    for run in all_runs:
+        if len(run.history):
+            result.append(run)
+        elif (like := measured.get(run.options)) is not None:
+            row = like.history.iloc[:1].copy()
+            row[[str(key) for key in row if key not in AXES]] = np.inf
+            if streams.TASK in row:
+                row[streams.TASK] = np.nan  # no task has ended
+            result.append(replace(run, history=row))
+        else:
+            left_out.append(LeftOut(run.source, f"failed: {run.failure}"))
+    return result, left_out
 
 
 def except_for(run: Run, other: Run) -> str:
@@ -465,7 +509,7 @@ class Setting:
         return "-".join(names) + (f" ({self.detail})" if self.detail else "")
 
     def group(self, method: str) -> Group | None:
-        """Return the only variant of a method; None if there is none, or several, of which none is the reference."""
+        """Return the only variant of a method; None if there is none, or several, of which no one is the reference."""
         variants = [group for group in self.groups if group.method == method]
         return variants[0] if len(variants) == 1 else None
 

@@ -80,6 +80,12 @@ def results(setting: Setting) -> pd.DataFrame:
     return pd.DataFrame(table)
 
 
+def without_differences(setting: Setting) -> str:
+    """Return which methods `results` has no differences to, because there are several variants; mostly empty."""
+    several = [f"method={m}" for m in REFERENCES if sum(group.method == m for group in setting.groups) > 1]
+    return f"no differences to {' and '.join(several)}, of which there are several variants" if several else ""
+
+
 def of_common_tasks(ours: pd.DataFrame, theirs: pd.DataFrame, column: Column) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the rows of two methods, of each seed those of the tasks of which both runs have a number.
 
@@ -120,7 +126,7 @@ def compare(
 
 
 def by_seed(rows: pd.DataFrame, column: Column, few: int) -> Numbers:
-    """Return the mean of a column over some tasks, for each seed.
+    """Return the mean of a column over some tasks, for each seed; inf for a seed that diverged.
 
     Args:
         rows: a row for each task of each run, in the order of the tasks, with `seed`.
@@ -131,6 +137,9 @@ def by_seed(rows: pd.DataFrame, column: Column, few: int) -> Numbers:
     part = parts.get(column.tasks, slice(None))
     numbers: Numbers = {}
     for seed, run in rows.groupby("seed"):
+        if np.isinf(run["value" if "value" in run else "final"]).any():
+            numbers[int(str(seed))] = np.inf
+            continue
         values = run[column.of].to_numpy(float)[part]
         numbers[int(str(seed))] = streams.mean(values[~np.isnan(values)])
     return numbers

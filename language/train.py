@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fire_core.triggers import Firing
-from fire_core.weights.optimizers import hold_all, set_rate_factor
+from fire_core.weights.optimizers import set_rate_factor
 from harness.config.groups import CONF
 from harness.config.trigger import acts_at_boundaries
 from harness.program.execute import Program, execute
@@ -160,7 +160,7 @@ def begin_phase(task: Task, learner: Learner, index: int, run: Run | None) -> No
         learner.phase, learner.phase_step = index, 0
         if acts_at_boundaries(task.config.trigger):
             act(task, learner, run)
-    if not (task.benchmark.keeps_optimizer and hold_all(learner.optimizer_parts, learner.net.parameters())):
+    if not (task.benchmark.keeps_optimizer and learner.may_keep_optimizers(task)):
         learner.renew_optimizers(task)
     learner.clear_sums()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fire_core.methods.protocol import tensors_of
 from vision.learner import Learner
 from vision.task import Task
 
@@ -89,7 +90,7 @@ def snapshot(learner: Learner) -> dict[str, Any]:
     """Return copies of everything that a step changes."""
     state = learner.optimizer.state
     return {
-        "weights": {name: value.clone() for name, value in learner.model.state_dict().items()},
+        "weights": {name: value.clone() for name, value in tensors_of(learner.model).items()},
         "optimizer": {p: {key: value.clone() for key, value in state[p].items()} for p in state},
         "sums": (learner.loss_sum.clone(), learner.correct.clone(), learner.seen),
     }
@@ -98,7 +99,7 @@ def snapshot(learner: Learner) -> dict[str, Any]:
 @torch.no_grad()
 def restore(learner: Learner, state: dict[str, Any]) -> None:
     """Write a snapshot back into the same tensors; optimizer state that did not exist then is set to zero, as new."""
-    for name, value in learner.model.state_dict().items():
+    for name, value in tensors_of(learner.model).items():
         value.copy_(state["weights"][name])
     for parameter, entries in learner.optimizer.state.items():
         old_entries = state["optimizer"].get(parameter)

@@ -1,6 +1,7 @@
 """The state of a vision run: everything that changes while it trains, and that a checkpoint holds."""
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -62,8 +63,19 @@ class Learner(LearnerBase):
         Raises:
             Diverged: a loss or weight is not finite.
         """
-        check_finite(self.step, self.loss_sum, *self.model.state_dict().values())
+        check_finite(self.step, self.loss_sum, *self.weights_to_check())
         run.checkpoint(self.step, self.state_dict())
+
+    def weights_to_check(self) -> Iterator[Tensor]:
+        """Yield parameters and buffers that are finite in a run that has not diverged.
+
+        A buffer that was not finite from the start, such as a mask of -inf, is not one of them.
+        """
+        yield from self.model.parameters()
+        initial = self.net.init["model"]
+        for name, buffer in self.model.named_buffers():
+            if name in initial and torch.isfinite(initial[name]).all():
+                yield buffer
 
     @property
     def model(self) -> nn.Module:

@@ -110,8 +110,13 @@ def arrival_order(phases: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def chunks(task: Task, index: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
-    """Yield the data up to phase `index` in chunks of the first phase's size, the oldest first, each in batches."""
-    order = on_device(arrival_order([phase.train for phase in task.phases[: index + 1]]), task.device)
+    """Yield the data up to phase `index` in chunks of the first phase's size, the oldest first, each in batches.
+
+    If the phase has images of its own, and not other labels or pixels of the run's, its data alone are there.
+    """
+    has_own_images = len(task.data_of(index).train_labels) != len(task.data.train_labels)
+    phases = task.phases[index : index + 1] if has_own_images else task.phases[: index + 1]
+    order = on_device(arrival_order([phase.train for phase in phases]), task.device)
     for chunk in order.split(len(task.phases[0].train)):
         batch_indices = list(chunk.split(task.config.batch_size))
         if len(batch_indices) > 1 and len(batch_indices[-1]) == 1:  # batch norm cannot take the variance of one image

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fire_core.methods import Method, Net
 from fire_core.methods.full_reset import FullReset
-from fire_core.methods.protocol import Weights
+from fire_core.methods.protocol import Weights, tensors_of
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from fire_core.triggers import Trigger
 from harness.config.build import build, find_target, refusal_of
@@ -155,6 +155,10 @@ class Task:
             total_steps=task.total_steps,
         )
         check_optimizer(config.optimizer)
+        if config.optimizer.get("fused") and any(parameter.is_complex() for parameter in model.parameters()):
+            raise ConfigError(
+                f"{network} has complex weights, which torch's fused optimizers cannot take: optimizer.fused=false"
+            )
         idle = {} if task.reads_optimizer else idle_beside(method, config)
         idle |= idle_layout(config, method, trigger)
         if config.dataset.get("pixel_noise") == 0:
@@ -203,7 +207,7 @@ class Task:
     def new_networks(self, *seed_names: object) -> dict[str, Weights]:
         """Return the weights of a network that is built as at the start of the run, but from a seed of these names."""
         with seeding.seeded(self.config.seed, "init", *seed_names):
-            return {"model": build_model(self.config, self.data).state_dict()}
+            return {"model": tensors_of(build_model(self.config, self.data))}
 
     def check_schedule(self) -> None:
         """Raise a ConfigError if the authors' schedule would begin a phase at rate 0."""
@@ -383,7 +387,8 @@ class Task:
     def probe(self, index: int, number: int) -> tuple[Tensor, Tensor]:
         """Return the first `number` test images and labels, of any class; training images if there is no test set."""
         if len(self.phases[index].test):
-            return self.test_batch(index, torch.arange(min(number, len(self.data.test_labels)), device=self.device))
+            tested = len(self.data_of(index).test_labels)
+            return self.test_batch(index, torch.arange(min(number, tested), device=self.device))
         return self.train_batch(index, on_device(self.phases[index].train[:number], self.device))
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:

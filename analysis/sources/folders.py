@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from analysis import boundaries
-from analysis.runs import LARGEST, BadRun, LeftOut, Run
+from analysis.runs import DIVERGED, LARGEST, BadRun, LeftOut, Run
 
 # Any of these makes a folder a run folder.
 MARKS = ("config.yaml", "metrics.jsonl", "DONE", "env.json", "identity.json")
@@ -89,7 +89,8 @@ def read_folder(folder: Path) -> Run:
     finished = (folder / "DONE").exists()
     failed = folder / "FAILED"
     failure = content(failed).decode(errors="replace").strip() if failed.exists() and not finished else ""
-    if failure and not (folder / "metrics.jsonl").stat().st_size:
+    lines = content(folder / "metrics.jsonl")
+    if failure and not lines and not failure.startswith(DIVERGED):
         raise BadRun(f"failed: {failure}")
     if finished:
         mapping(folder / "DONE")
@@ -106,7 +107,8 @@ def read_folder(folder: Path) -> Run:
     }
     if not all(isinstance(meta[key], dict | None) for key in ("identity", "execution")):
         raise BadRun(f"corrupt: {identity_file.name} does not say what the run is")
-    return Run.of(folder.name, str(folder), meta, table(parse_lines(content(folder / "metrics.jsonl"), finished)))
+    rows = [] if failure and not lines else parse_lines(lines, finished)  # it may have diverged before its first row
+    return Run.of(folder.name, str(folder), meta, table(rows))
 
 
 def check(folder: Path) -> None:

@@ -89,7 +89,7 @@ def write(runs: Sequence[Run], file: Path) -> list[Path]:
             differing[run.name] = without(identity, common_identity)
         about["identity"] = {"common": common_identity, "runs": differing}
     file.parent.mkdir(parents=True, exist_ok=True)
-    table.to_csv(file, index=False, float_format="%.6g", lineterminator="\n")
+    table.to_csv(file, index=False, float_format="%.9g", lineterminator="\n")
     provenance.write(file, entry_of(runs))
     other = file.with_suffix(".runs.json")
     other.write_text(json.dumps(about, indent=1, default=str) + "\n", encoding="utf-8")

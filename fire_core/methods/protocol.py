@@ -138,8 +138,9 @@ class Context:
     Attributes:
         phase: number of the phase that is about to begin (at a boundary) or runs, counted from 0.
         step: optimizer steps since the start of the run.
-        generator: CPU generator for the method's own draws. The programs give each act a new one, seeded by run,
-            purpose and phase.
+        generator: CPU generator for the method's own draws. The programs make a new one for each moment, seeded by run,
+            phase and step: acts at one moment, as those at a boundary and before the first step, draw alike. One for a
+            firing has a seed of its own.
         batches: returns an iterator over the next phase's training batches `(inputs, targets)`, for one pass.
         chunks: returns an iterator over the next phase's training data in the order in which they came, oldest first,
             in chunks of the size of the first phase's data; each chunk is an iterator over unshuffled batches. None

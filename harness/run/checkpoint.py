@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from harness.config.errors import TrainingError, first_line
 from harness.run.files import content_of, reading, remove_leftovers, write_atomically
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 FORMAT = 3
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)  # these say nothing about the file
 DIGEST_DIGITS = 32  # hexadecimal digits of the SHA-256 in the file name
+PLAIN = (type(None), bool, int, float, str, bytes, torch.Tensor, nn.Parameter)  # types of values that can be read
 TORCH_READER = "PytorchStreamReader"  # named in torch's error where the file is the cause and not the device
 
 
@@ -61,7 +63,9 @@ def save(folder: Path, step: int, state: dict[str, Any], identity: dict[str, Any
 
     Raises:
         OSError: the disk is full or read-only; earlier checkpoints are as they were.
+        TrainingError: the state has a value that could not be read again; likewise.
     """
+    check_readable(state)
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, "config": identity, "step": step, "state": state}, buffer)
     digest = hashlib.sha256(buffer.getbuffer()).hexdigest()[:DIGEST_DIGITS]
@@ -71,6 +75,32 @@ def save(folder: Path, step: int, state: dict[str, Any], identity: dict[str, Any
     with contextlib.suppress(OSError, TrainingError):  # the checkpoint is written; the next save removes what stays
         remove_old(folder, keep)
     return path
+
+
+def check_readable(value: Any, *names: Any) -> None:
+    """Raise a TrainingError if torch could not read a value back without executing code, as it reads checkpoints.
+
+    Args:
+        value: nested dicts, lists, tuples and sets of what is to be written.
+        names: where the value stands in the state, for the message.
+    """
+    if type(value) is dict:
+        for key, element in value.items():
+            check_readable(element, *names, key)
+    elif type(value) in (list, tuple, set):
+        for element in value:
+            check_readable(element, *names)
+    elif type(value) not in PLAIN:
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+            torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
+        except Exception as error:  # pickle's errors are of many types
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            raise TrainingError(
+                f"a checkpoint cannot hold {'.'.join(map(str, names))}, which is a {kind}: keep tensors, numbers and "
+                "texts of Python, and lists, tuples, sets and dicts of these"
+            ) from error
 
 
 def remove_old(folder: Path, keep: int) -> None:

@@ -1,11 +1,13 @@
 """Let the method act in every trainer: at the boundary between two phases, where a trigger fired, or after a row."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import torch
 
 from fire_core.methods import BoundaryReport, Context
+from fire_core.methods.protocol import load_tensors, tensors_of
 from fire_core.triggers import Firing
 from harness.config.errors import TrainingError
 from harness.run.folder import Run
@@ -87,31 +89,29 @@ def act_at_boundary(
     Raises:
         TrainingError: the method cannot work on these weights.
     """
-    net, method = learner.net, learner.method
+    net, method, name = learner.net, learner.method, f"method={task.config.method['name']}"
     matrices, numbers_before = find_matrices(net), measure()
     parameters_before = list(net.parameters())
-    weights_before = {
-        key: {k: v.clone() for k, v in module.state_dict().items()} for key, module in net.modules.items()
-    }
+    weights_before = {key: {k: v.clone() for k, v in tensors_of(module).items()} for key, module in net.modules.items()}
     meter = Meter(task.device)
     with meter:
         try:
             returned = method.at_boundary(net, context)
         except ValueError as error:
             where = f"before phase {context.phase}" if firing is None else f"at step {learner.step}"
-            raise TrainingError(f"method={task.config.method['name']} {where}: {error}") from error
-    report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
+            raise TrainingError(f"{name} {where}: {error}") from error
+    report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned or {})
     if afterwards is not None:
         afterwards()
     numbers_after = measure()
     change = {} if measure_change is None else measure_change()
     has_new_parameters = [id(p) for p in parameters_before] != [id(p) for p in net.parameters()]
     matrices_after = find_matrices(net) if has_new_parameters else matrices
-    weights_after = {key: module.state_dict() for key, module in net.modules.items()}
+    weights_after = {key: tensors_of(module) for key, module in net.modules.items()}
     numbers = _weight_changes(report, (matrices, weights_before), (matrices_after, weights_after), level)
     numbers |= {f"{key}_before": value for key, value in numbers_before.items()}
     numbers |= {f"{key}_after": value for key, value in numbers_after.items()}
-    numbers |= {**report.numbers, **change, **(firing.numbers if firing else {})}
+    numbers |= {**as_logged(report.numbers, name), **change, **(firing.numbers if firing else {})}
     kind = "boundary" if firing is None else "firing"
     row = {
         "kind": kind,
@@ -163,6 +163,26 @@ def _weight_changes(
     return numbers
 
 
+def as_logged(numbers: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a method's numbers as a row of the log holds them: tensors and NumPy's numbers as those of Python.
+
+    Args:
+        numbers: what a hook has returned.
+        name: of the method, for the message.
+
+    Raises:
+        TrainingError: a value is no number, and nothing else that JSON can hold.
+    """
+    plain = {}
+    for key, value in numbers.items():
+        try:
+            plain[key] = value.item() if hasattr(value, "item") else value
+            json.dumps(plain[key])
+        except (RuntimeError, TypeError, ValueError) as error:  # several elements, or nothing of JSON's
+            raise TrainingError(f"{name} returns {key} as a {type(value).__name__}: a row holds numbers") from error
+    return plain
+
+
 @uncompiled
 def act_after_row(learner: LearnerBase, context: Context, last: bool) -> None:
     """Let the learner's method act after an evaluation, by its hook `after_epoch`, before the row is logged.
@@ -178,10 +198,11 @@ def act_after_row(learner: LearnerBase, context: Context, last: bool) -> None:
             the optimizers) get their weights and buffers back, so that the saved weights are those that were evaluated.
     """
     modules = learner.net.modules.values() if last else ()
-    evaluated_weights = [{key: value.clone() for key, value in module.state_dict().items()} for module in modules]
+    evaluated_weights = [{key: value.clone() for key, value in tensors_of(module).items()} for module in modules]
     with learner.method_meter:
         numbers = learner.method.after_epoch(learner.net, context)
     for module, weights in zip(modules, evaluated_weights, strict=True):
-        module.load_state_dict(weights)
+        load_tensors(module, weights)
+    numbers = as_logged(numbers or {}, type(learner.method).__name__)
     learner.row |= {f"method/{key}": value for key, value in numbers.items()}
     learner.row["method/seconds"] = learner.method_meter.take()

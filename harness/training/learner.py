@@ -9,6 +9,7 @@ from torch import nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
+from fire_core.weights.optimizers import hold_all, parameters_of
 from harness.config.build import build
 from harness.training import seeding
 from harness.training.measure import Meter
@@ -29,6 +30,7 @@ class LearnerBase:
         method_meter: counts the seconds of the method's work within phases since the last row.
         trigger: decides after which steps the method acts; None: it acts at boundaries, or never.
         optimizers: the optimizers of the current phase by name; empty before the first phase begins.
+        not_optimized: parameters that the optimizers were made without, as frozen ones.
         phase: number of the current phase, from 0.
         phase_step: steps made in this phase, in the unit of `step`.
         step: steps made in the run, in the unit in which rows count `step`.
@@ -41,6 +43,7 @@ class LearnerBase:
     method_meter: Meter
     trigger: Trigger | None = None
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    not_optimized: list[nn.Parameter] = field(default_factory=list)
     phase: int = 0
     phase_step: int = 0
     step: int = 0
@@ -76,6 +79,21 @@ class LearnerBase:
             self.optimizers = {"model": self.method.optimizer(self.net, default)}
         else:
             self.optimizers = {"model": default(self.net.modules["model"].parameters())}
+        held = parameters_of(self.optimizer_parts)
+        self.not_optimized = [parameter for parameter in self.net.parameters() if id(parameter) not in held]
+
+    def may_keep_optimizers(self, task: Any) -> bool:
+        """Return whether the phase that begins can go on with the optimizers of the one before.
+
+        It cannot where a method has put in parameters that they do not hold, or where the method's own optimizer is
+        used from this phase on.
+        """
+        not_optimized = {id(parameter) for parameter in self.not_optimized}
+        parameters = (parameter for parameter in self.net.parameters() if id(parameter) not in not_optimized)
+        begins = task.method_acts_in(self.phase) and not task.method_acts_in(self.phase - 1)
+        if not self.optimizers or (begins and self.method.overrides("optimizer")):
+            return False
+        return hold_all(self.optimizer_parts, parameters)
 
     @staticmethod
     def parameter_groups(parameters: list[nn.Parameter]) -> list[Any]:
@@ -111,6 +129,8 @@ class LearnerBase:
         for key in self.PARTS:
             getattr(self, key).load_state_dict(state[key])
         self.renew_optimizers(task)
+        if state["method"] is not None:  # once more, since making its optimizer may have begun the method's state anew
+            self.method.load_state_dict(state["method"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
         for key in self.GENERATORS:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fire_core.methods import Net
+from fire_core.methods.protocol import tensors_of
 from fire_core.metrics import dfi, sfe, stable_rank
 from fire_core.reinit.report import Report
 from fire_core.reinit.scales import modular
@@ -91,7 +92,7 @@ def weight_numbers(net: Net, level: str) -> dict[str, float]:
     Level off returns no number.
     """
     matrices = find_matrices(net)
-    weights = {name: module.state_dict() for name, module in net.modules.items()}
+    weights = {name: tensors_of(module) for name, module in net.modules.items()}
     numbers: dict[str, float] = {}
     if level != "off":
         numbers["dfi"] = sum_in_order(each_dfi(matrices, weights))

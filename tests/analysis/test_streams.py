@@ -145,6 +145,23 @@ def test_a_stream_that_diverged_has_no_mean_over_its_tasks(tmp_path: Path) -> No
     frame = tables.results(setting)
     assert frame["n"][0] == "2 (1 diverged)"
     assert (frame["all tasks"][0].mean, frame["all tasks"][0].n) == (pytest.approx(0.8), 1)
+    assert [frame[column][0].n for column in ("first 1", "online", "previous task")] == [1, 1, 1], "nor has any column"
+
+
+def test_a_stream_that_diverged_before_its_first_row_counts_as_a_seed(tmp_path: Path) -> None:
+    write(tmp_path)
+    folder = write_run(tmp_path, "snp", 0, done=False, benchmark={"name": "random_labels"})
+    (folder / "metrics.jsonl").write_text("")
+    (folder / "FAILED").write_text("Diverged: the loss is not finite\n")
+    runs, left_out = load([str(tmp_path)])
+    (setting,) = settings(runs)
+    frame = tables.results(setting).set_index("method")
+    assert not left_out
+    assert frame["n"].to_dict() == {"Base": 2, "FIRE": 2, "S&P": "1 (1 diverged)"}
+    assert frame["all tasks"]["S&P"].n == frame["online"]["S&P"].n == 0
+    small.write(runs, tmp_path / "small.csv")
+    again, _ = load([str(tmp_path / "small.csv")])
+    assert {run.method: run.has_diverged for run in again} == {"base": False, "fire": False, "snp": True}
 
 
 def test_an_agent_s_stream_is_one_when_it_is_read_from_its_export_too(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import formats, rl, tables
+from analysis import formats, plotting, rl, tables
+from analysis.curves import mean_curve
 from analysis.estimates import holm, paired
 from analysis.runs import settings
 from analysis.sources import load
@@ -90,7 +91,7 @@ def test_final_and_best_of_a_loss_and_a_run_that_diverged_is_in_no_mean(tmp_path
     frame = tables.results(only_setting(tmp_path))
     assert frame["n"][0] == "2 (1 diverged)"
     assert (frame["final"][0].mean, frame["final"][0].n) == (2.5, 1)
-    assert (frame["best"][0].mean, frame["best"][0].n) == (1.5, 2)
+    assert (frame["best"][0].mean, frame["best"][0].n) == (2.0, 1)
 
 
 def test_a_boundary_s_table_says_what_was_done_and_how_long_it_took(tmp_path):
@@ -195,6 +196,44 @@ def test_a_run_that_ended_since_it_diverged_counts_as_a_seed_and_is_in_no_mean(t
         assert frame["n"].tolist() == [2, "2 (1 diverged)"]
         assert (frame["final"]["S&P"].mean, frame["final"]["S&P"].n) == (0.8, 1)
         assert rl.scores({"here": setting.groups[1]}, ["here"], None)[0].tolist() == [0.8, -np.inf]
+
+
+def test_a_run_that_diverged_before_its_first_row_counts_as_a_seed(tmp_path: Path) -> None:
+    """As with a rate that is much too high. Of a method of which no run has a row nothing but the seeds is shown."""
+    for seed, value in enumerate((0.7, 0.72)):
+        write_run(tmp_path, "base", seed, rows_=ending("base", seed, value))
+    write_run(tmp_path, "snp", 0, rows_=ending("snp", 0, 0.8))
+    for name, seed in (("snp", 1), ("dash", 0)):
+        diverge(folder := write_run(tmp_path, name, seed, done=False))
+        (folder / "metrics.jsonl").write_text("")
+    runs, left_out = load([str(tmp_path)])
+    (setting,) = settings(runs)
+    frame = tables.results(setting).set_index("method")
+    assert not left_out
+    assert frame["n"].to_dict() == {"Base": 2, "S&P": "2 (1 diverged)", "DASH": "1 (1 diverged)"}
+    assert (frame["final"]["Base"].mean, frame["final"]["S&P"].mean) == pytest.approx((0.71, 0.8))
+    assert [frame[column][name].n for column in ("final", "best") for name in ("S&P", "DASH")] == [1, 0, 1, 0]
+    drawn = [(group, mean_curve(group, setting.metric)) for group in setting.groups]
+    assert "Seeds that diverged: of S&P 1, of DASH 1." in plotting.caption(drawn)
+
+
+def test_a_run_that_diverged_without_a_row_is_left_out_where_nothing_says_what_it_would_have_measured(
+    tmp_path: Path,
+) -> None:
+    diverge(folder := write_run(tmp_path, "snp", 0, done=False))
+    (folder / "metrics.jsonl").write_text("")
+    runs, (left_out,) = load([str(tmp_path)])
+    assert not runs
+    assert "failed: Diverged: the loss is not finite" in str(left_out)
+
+
+def test_several_variants_of_a_reference_are_told(tmp_path: Path) -> None:
+    for iterations in (5, 10):
+        write_run(tmp_path, "fire", 0, name=f"fire-{iterations}", hyper={"iterations": iterations})
+    write_run(tmp_path, "base", 0)
+    setting = only_setting(tmp_path)
+    assert "vs FIRE" not in tables.results(setting)
+    assert tables.without_differences(setting) == "no differences to method=fire, of which there are several variants"
 
 
 def test_what_a_trigger_did_is_no_boundary_s(tmp_path: Path) -> None:

@@ -132,8 +132,8 @@ def _check(split: str, images: Tensor, labels: Tensor, num_classes: int) -> None
     if images.ndim != 4 or images.shape[2] != images.shape[3]:
         shape = tuple(images.shape)
         raise ValueError(f"{split} images must be (N, C, H, W) with H = W, got {shape}: unsqueeze or permute them")
-    if images.is_floating_point() and not images.isfinite().all():
-        raise ValueError(f"{split} images hold NaN or infinity")
+    if images.is_floating_point() and not images.float().isfinite().all():
+        raise ValueError(f"{split} images hold NaN or infinity, or numbers beyond the range of float32")
     if labels.is_floating_point() or labels.shape != images.shape[:1]:
         raise ValueError(
             f"{split} labels must be integers ({len(images)},), one for each image, got {labels.dtype} "
