@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fire_core.methods import Method, Net
 from fire_core.methods.full_reset import FullReset
-from fire_core.methods.protocol import Weights
+from fire_core.methods.protocol import Weights, tensors_of
 from fire_core.ranges import Positive, Share, Width, one_of, within
 from fire_core.triggers import Plateau, Trigger
 from harness.config.build import build
@@ -175,7 +175,7 @@ class Task:
         with seeding.seeded(self.config.seed, "init", *seed_names):
             model = build_model(self.config, self.vocab_size).to(self.device)
         self.group.broadcast_(list(model.parameters()))
-        return {"model": model.state_dict()}
+        return {"model": tensors_of(model)}
 
     @property
     def device(self) -> torch.device:

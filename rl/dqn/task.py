@@ -9,7 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.methods import Net
-from fire_core.methods.protocol import Weights
+from fire_core.methods.protocol import Weights, tensors_of
 from fire_core.ranges import Count, Positive, Share, Width, one_of, within
 from harness.config.build import build
 from harness.config.checks import Group, check_optimizer, check_options, check_outputs
@@ -215,7 +215,7 @@ class Task(AgentTask):
     def new_networks(self, *seed_names: object) -> dict[str, Weights]:
         """Return the weights of a Q-network built as at the start of the run, but from a seed of these names."""
         with seeding.seeded(self.config.seed, "init", *seed_names):
-            return {"q": build_network(self.config, self.emulator).state_dict()}
+            return {"q": tensors_of(build_network(self.config, self.emulator))}
 
     def new_replay(self) -> FrameReplay:
         """Return an empty replay; of a single row for each environment if the agent is only played."""

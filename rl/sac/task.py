@@ -9,7 +9,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from torch import nn
 
 from fire_core.methods import Net
-from fire_core.methods.protocol import Weights
+from fire_core.methods.protocol import Weights, tensors_of
 from fire_core.ranges import Count, Decay, NonNegative, Positive, Width, one_of, within
 from harness.config.build import build
 from harness.config.checks import Group, check_options
@@ -159,7 +159,7 @@ class Task(AgentTask):
         """Return the weights of actor and critics built as at the start of the run, but from a seed of these names."""
         with seeding.seeded(self.config.seed, "init", *seed_names):
             modules = build_modules(self.networks, self.control, self.observations, self.actions)
-        return {name: module.state_dict() for name, module in modules.items()}
+        return {name: tensors_of(module) for name, module in modules.items()}
 
     @property
     def reads_optimizer(self) -> bool:
