@@ -110,8 +110,8 @@ def as_cell(text: str) -> str:
     return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
 
 
-def write(frame: pd.DataFrame, path: Path) -> Path:
-    """Write a table as Markdown, and return the path."""
+def write(frame: pd.DataFrame, path: Path, note: str = "") -> Path:
+    """Write a table as Markdown, with a note below it if there is one, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(as_markdown(frame), encoding="utf-8")
+    path.write_text(as_markdown(frame) + (f"\n{note}\n" if note else ""), encoding="utf-8")
     return path

@@ -66,12 +66,12 @@ def main(argv: list[str] | None = None) -> int:
         what = f"{setting.y_label.lower()}, {plotting.numbers_are(setting.groups)}"
         print(f"\n{plotting.title(setting, 999)}: {what}")
         if note := tables.without_differences(setting):
-            print(f"({note})")
+            print(note)
         # A terminal has room for the differences to one method; the file has them all.
         too_wide = [column for column in table if str(column).startswith(tables.VERSUS)][1:]
         print(formats.as_text(table.drop(columns=[*too_wide, *(["best"] if "best" in table else [])])))
         report(plotting.save(plotting.setting_figure(setting, palette, args.width), args.out / name))
-        report([formats.write(table, folder / f"{name}.md")])
+        report([formats.write(table, folder / f"{name}.md", note)])
     for grid in [figures.with_others(grid, all_settings) for grid in figures.GRIDS]:
         if figures.has_data(grid, all_settings):
             figure = figures.grid_figure(grid, all_settings, palette, args.width or "page")
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     agents = rl.table([setting for setting in all_settings if setting.domain == "rl"])
     for name, table in (("convergence", tables.convergence(all_settings)), ("rl", agents)):
         if len(table):
-            report([formats.write(table, folder / f"{name}.md")])
+            report([formats.write(table, folder / f"{name}.md", note)])
     if args.export:
         report(small.write(runs, args.export))
     return 0

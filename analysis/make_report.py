@@ -82,7 +82,7 @@ def setting_data(setting: Setting, palette: style.Palette) -> dict[str, Any]:
         "ylabel": setting.y_label,
         "boundaries": boundaries(setting.runs),
         "first": int(setting.runs[0].is_stream),  # the axis of tasks begins with 1
-        "caption": plotting.caption(drawn),
+        "caption": plotting.caption(drawn, tables.without_differences(setting)),
         "groups": [group_data(group, c, palette) for group, c in drawn],
         "tables": {name: formats.cells(frame) for name, frame in shown.items() if len(frame)},
     }

@@ -382,8 +382,11 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         The runs in the order of their sources, and what was left out with the reason.
     """
     selected: dict[tuple[str, str, int], Run] = {}
-    runs, left_out = with_lost_rows(runs)
-    for run in sorted(runs, key=lambda r: (not r.finished, -len(r.history), r.source)):
+    left_out = []
+    all_runs = [*runs]
+    for run in sorted(
+        (run for run in all_runs if len(run.history)), key=lambda r: (not r.finished, -len(r.history), r.source)
+    ):
         if not run.finished and not run.has_diverged and not include_unfinished:
             reason = f"failed: {run.failure}" if run.failure else "unfinished"
             left_out.append(LeftOut(run.source, f"{reason} (--include-unfinished takes it in)"))
@@ -394,35 +397,37 @@ def select(runs: Iterable[Run], include_unfinished: bool = False) -> tuple[list[
         first = selected.setdefault((run.setting, run.variant, run.seed), run)
         if first is not run:
             left_out.append(LeftOut(run.source, f"duplicate: same config as {first.source}{except_for(run, first)}"))
+    measured = [*selected.values()]
+    for lost in (run for run in all_runs if not len(run.history)):
+        if (run_with_row := with_lost_row(lost, measured)) is None:
+            left_out.append(LeftOut(lost.source, f"failed: {lost.failure}"))
+            continue
+        first = selected.setdefault((run_with_row.setting, lost.variant, lost.seed), run_with_row)
+        if first is not run_with_row:
+            left_out.append(LeftOut(lost.source, f"duplicate: same config as {first.source}{except_for(lost, first)}"))
     return sorted(selected.values(), key=lambda r: r.source), left_out
 
 
-def with_lost_rows(runs: Iterable[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Give runs that diverged before their first measurement one row, in which every number is inf.
+def with_lost_row(run: Run, measured: Iterable[Run]) -> Run | None:
+    """Return a run that diverged before its first measurement with one row, in which every number is inf.
 
-    Which numbers these are is known from another run of the same setting. Without one the run is left out.
+    Which numbers these are is known from the runs of the same options, of which the one with most rows is taken.
+
+    Args:
+        run: the run.
+        measured: runs with rows.
 
     Returns:
-        The runs, and what was left out with the reason.
+        The run with its row; None if there is no run of the same options.
     """
-    all_runs, left_out = [*runs], []
-    measured: dict[str, Run] = {}
-    for run in all_runs:
-        if len(run.history):
-            measured.setdefault(run.options, run)
-    result = []
-    for run in all_runs:
-        if len(run.history):
-            result.append(run)
-        elif (like := measured.get(run.options)) is not None:
-            row = like.history.iloc[:1].copy()
-            row[[str(key) for key in row if key not in AXES]] = np.inf
-            if streams.TASK in row:
-                row[streams.TASK] = np.nan  # no task has ended
-            result.append(replace(run, history=row))
-        else:
-            left_out.append(LeftOut(run.source, f"failed: {run.failure}"))
-    return result, left_out
+    alike = [other for other in measured if other.options == run.options]
+    if not alike:
+        return None
+    row = max(alike, key=lambda other: len(other.history)).history.iloc[:1].copy()
+    row[[str(key) for key in row if key not in AXES]] = np.inf
+    if streams.TASK in row:
+        row[streams.TASK] = np.nan  # no task has ended
+    return replace(run, history=row)
 
 
 def except_for(run: Run, other: Run) -> str:
@@ -494,7 +499,7 @@ class Setting:
     @property
     def y_label(self) -> str:
         """The label of the vertical axis."""
-        run, label = self.groups[0].runs[0], METRICS[self.metric][0]
+        run, label = max(self.runs, key=lambda run: len(run.history)), METRICS[self.metric][0]
         if not run.is_stream or self.metric == "task/return":
             return label
         one_row_a_task = run.history["phase"].is_unique
@@ -509,7 +514,7 @@ class Setting:
         return "-".join(names) + (f" ({self.detail})" if self.detail else "")
 
     def group(self, method: str) -> Group | None:
-        """Return the only variant of a method; None if there is none, or several, of which no one is the reference."""
+        """Return the only variant of a method; None if there is none, or if there are several."""
         variants = [group for group in self.groups if group.method == method]
         return variants[0] if len(variants) == 1 else None
 

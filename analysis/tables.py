@@ -81,9 +81,10 @@ def results(setting: Setting) -> pd.DataFrame:
 
 
 def without_differences(setting: Setting) -> str:
-    """Return which methods `results` has no differences to, because there are several variants; mostly empty."""
+    """Return a sentence about methods that `results` has no differences to, as they have several variants; or none."""
     several = [f"method={m}" for m in REFERENCES if sum(group.method == m for group in setting.groups) > 1]
-    return f"no differences to {' and '.join(several)}, of which there are several variants" if several else ""
+    names = " and ".join(several)
+    return f"There are no differences to {names}, of which there are several variants." if several else ""
 
 
 def of_common_tasks(ours: pd.DataFrame, theirs: pd.DataFrame, column: Column) -> tuple[pd.DataFrame, pd.DataFrame]:

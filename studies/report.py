@@ -103,8 +103,8 @@ def estimate_by_resampling(numbers: Floats, statistic: Callable[[Floats], Floats
     """Return a statistic of means over seeds, with its 95 % interval by resampling seeds.
 
     A resample without such a statistic, as a ratio whose denominator is not above 0, counts as beyond the interval on
-    both sides, so that the interval is wider. If there are too many of them it is infinite. Below three seeds low and
-    high are NaN.
+    both sides, so that the interval is wider. If there are too many of them it is infinite. Below three seeds, or
+    if the means of all seeds have no such statistic, low and high are NaN.
 
     Args:
         numbers: (k, seeds); the k numbers of a seed are resampled together.
@@ -114,7 +114,7 @@ def estimate_by_resampling(numbers: Floats, statistic: Callable[[Floats], Floats
         return mean([])
     seeds = numbers.shape[1]
     whole = float(statistic(numbers.mean(1)))
-    if seeds < 3:
+    if seeds < 3 or np.isnan(whole):
         return Estimate(whole, np.nan, np.nan, seeds)
     drawn = np.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
     tail = widened_tail(seeds)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fire_core.methods import Net
+from fire_core.methods.protocol import tensors_of
 from harness.run.folder import Run
 from harness.training import seeding
 from harness.training.learner import LearnerBase
@@ -67,15 +68,14 @@ class Learner(LearnerBase):
         run.checkpoint(self.step, self.state_dict())
 
     def weights_to_check(self) -> Iterator[Tensor]:
-        """Yield parameters and buffers that are finite in a run that has not diverged.
+        """Yield parameters and saved buffers that are finite in a run that has not diverged.
 
         A buffer that was not finite from the start, such as a mask of -inf, is not one of them.
         """
-        yield from self.model.parameters()
-        initial = self.net.init["model"]
-        for name, buffer in self.model.named_buffers():
-            if name in initial and torch.isfinite(initial[name]).all():
-                yield buffer
+        initial, buffers = self.net.init["model"], dict(self.model.named_buffers())
+        for name, tensor in tensors_of(self.model).items():
+            if name not in buffers or name not in initial or torch.isfinite(initial[name]).all():
+                yield tensor
 
     @property
     def model(self) -> nn.Module:

@@ -112,11 +112,17 @@ def arrival_order(phases: Sequence[np.ndarray]) -> np.ndarray:
 def chunks(task: Task, index: int) -> Iterator[Iterator[tuple[Tensor, Tensor]]]:
     """Yield the data up to phase `index` in chunks of the first phase's size, the oldest first, each in batches.
 
-    If the phase has images of its own, and not other labels or pixels of the run's, its data alone are there.
+    If the phase has another number of images than the run, they are its own, and its data alone are there.
+
+    Raises:
+        ValueError: an earlier phase had more images than this one, so that its samples are not among them.
     """
     has_own_images = len(task.data_of(index).train_labels) != len(task.data.train_labels)
     phases = task.phases[index : index + 1] if has_own_images else task.phases[: index + 1]
-    order = on_device(arrival_order([phase.train for phase in phases]), task.device)
+    samples = arrival_order([phase.train for phase in phases])
+    if samples.max() >= len(task.data_of(index).train_labels):
+        raise ValueError(f"phase {index} has fewer images than an earlier one, whose samples are not among them")
+    order = on_device(samples, task.device)
     for chunk in order.split(len(task.phases[0].train)):
         batch_indices = list(chunk.split(task.config.batch_size))
         if len(batch_indices) > 1 and len(batch_indices[-1]) == 1:  # batch norm cannot take the variance of one image

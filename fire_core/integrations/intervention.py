@@ -339,7 +339,7 @@ class Intervention:
         self.fired.append(firing)
         self.changed = _changed_since(weights, samples_before)
         self._reset_state_of_masters(masters)
-        self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
+        self.report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned or {})
         self.report.changed = len(self.changed)
         self._update_copies(copied_modules, weights_before)
         reports = self.report.weights.values()

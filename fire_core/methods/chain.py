@@ -89,7 +89,7 @@ class Chain(Method):
         with net.unchanged_on_error(context.optimizers) if len(acting) > 1 else nullcontext():
             for method in acting:
                 returned = method.at_boundary(net, context)
-                its_report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned)
+                its_report = returned if isinstance(returned, BoundaryReport) else BoundaryReport(returned or {})
                 # What one method measured of the weights is only true at the end if no other acted.
                 weights = its_report.weights if len(acting) == 1 else {}
                 numbers = report.numbers | its_report.numbers
@@ -129,7 +129,7 @@ class Chain(Method):
     def after_epoch(self, net: Net, context: Context) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for method in self.methods.values():
-            numbers |= method.after_epoch(net, context)
+            numbers |= method.after_epoch(net, context) or {}
         return numbers
 
     def reshape(self, net: Net) -> None:

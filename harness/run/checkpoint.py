@@ -13,6 +13,7 @@ import hashlib
 import io
 import logging
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,17 +85,20 @@ def check_readable(value: Any, *names: Any) -> None:
         value: nested dicts, lists, tuples and sets of what is to be written.
         names: where the value stands in the state, for the message.
     """
-    if type(value) is dict:
+    if type(value) in (dict, OrderedDict):
         for key, element in value.items():
+            check_readable(key, *names)
             check_readable(element, *names, key)
     elif type(value) in (list, tuple, set):
         for element in value:
             check_readable(element, *names)
-    elif type(value) not in PLAIN:
+    elif type(value) not in PLAIN or getattr(value, "__dict__", None):  # a tensor may have attributes
         buffer = io.BytesIO()
         try:
             torch.save(value, buffer)
             torch.load(io.BytesIO(buffer.getbuffer()), map_location="cpu", weights_only=True)
+        except OUT_OF_MEMORY:
+            raise
         except Exception as error:  # pickle's errors are of many types
             kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
             raise TrainingError(

@@ -1,11 +1,11 @@
 """The state of a run in training, which is what a checkpoint holds: the base class of every program's learner."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fire_core.methods import Method, Net
 from fire_core.triggers import Trigger
@@ -30,7 +30,8 @@ class LearnerBase:
         method_meter: counts the seconds of the method's work within phases since the last row.
         trigger: decides after which steps the method acts; None: it acts at boundaries, or never.
         optimizers: the optimizers of the current phase by name; empty before the first phase begins.
-        not_optimized: parameters that the optimizers were made without, as frozen ones.
+        not_optimized: parameters that `renew_optimizers` of this class made the optimizers without, as frozen ones, and
+            whether they were trainable then.
         phase: number of the current phase, from 0.
         phase_step: steps made in this phase, in the unit of `step`.
         step: steps made in the run, in the unit in which rows count `step`.
@@ -43,7 +44,7 @@ class LearnerBase:
     method_meter: Meter
     trigger: Trigger | None = None
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
-    not_optimized: list[nn.Parameter] = field(default_factory=list)
+    not_optimized: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     phase: int = 0
     phase_step: int = 0
     step: int = 0
@@ -80,16 +81,16 @@ class LearnerBase:
         else:
             self.optimizers = {"model": default(self.net.modules["model"].parameters())}
         held = parameters_of(self.optimizer_parts)
-        self.not_optimized = [parameter for parameter in self.net.parameters() if id(parameter) not in held]
+        self.not_optimized = [(p, p.requires_grad) for p in self.net.parameters() if id(p) not in held]
 
     def may_keep_optimizers(self, task: Any) -> bool:
         """Return whether the phase that begins can go on with the optimizers of the one before.
 
-        It cannot where a method has put in parameters that they do not hold, or where the method's own optimizer is
-        used from this phase on.
+        It cannot where a method has put in or unfrozen parameters that they do not hold, or where the method's own
+        optimizer is used from this phase on.
         """
-        not_optimized = {id(parameter) for parameter in self.not_optimized}
-        parameters = (parameter for parameter in self.net.parameters() if id(parameter) not in not_optimized)
+        left_out = {id(p) for p, was_trainable in self.not_optimized if p.requires_grad == was_trainable}
+        parameters = (parameter for parameter in self.net.parameters() if id(parameter) not in left_out)
         begins = task.method_acts_in(self.phase) and not task.method_acts_in(self.phase - 1)
         if not self.optimizers or (begins and self.method.overrides("optimizer")):
             return False
@@ -129,7 +130,8 @@ class LearnerBase:
         for key in self.PARTS:
             getattr(self, key).load_state_dict(state[key])
         self.renew_optimizers(task)
-        if state["method"] is not None:  # once more, since making its optimizer may have begun the method's state anew
+        # Making its optimizer may have begun the method's state anew. Otherwise the optimizer may use this very state.
+        if state["method"] is not None and not is_equal(self.method.state_dict(), state["method"]):
             self.method.load_state_dict(state["method"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
@@ -152,3 +154,14 @@ class LearnerBase:
         for modules, states in ((self.net.modules, state["modules"]), (self.net.targets, state["targets"])):
             for name, module in modules.items():
                 module.load_state_dict(states[name])
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Return whether two states, nested dicts and sequences of tensors and plain values, hold the same values."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(is_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(is_equal, one, other))
+    return type(one) is type(other) and bool(one == other)

@@ -217,6 +217,19 @@ def test_a_run_that_diverged_before_its_first_row_counts_as_a_seed(tmp_path: Pat
     assert "Seeds that diverged: of S&P 1, of DASH 1." in plotting.caption(drawn)
 
 
+def test_what_a_run_without_a_row_would_have_measured_is_read_from_a_run_that_is_shown(tmp_path: Path) -> None:
+    """And from the longest of them: a short one may lack the number by which the setting is shown."""
+    diverge(folder := write_run(tmp_path, "fire", 0, done=False))
+    (folder / "metrics.jsonl").write_text("")
+    write_run(tmp_path, "base", 0, done=False)
+    runs, left_out = load([str(tmp_path)])
+    assert (len(runs), len(left_out)) == (0, 2)
+    diverge(write_run(tmp_path, "base", 1, rows_=[{"step": 1, "phase": 0, "val/loss": 1.0}], done=False))
+    write_run(tmp_path, "base", 2)
+    runs, _ = load([str(tmp_path)])
+    assert {run.metric for run in runs if run.method == "fire"} == {"test/accuracy"}
+
+
 def test_a_run_that_diverged_without_a_row_is_left_out_where_nothing_says_what_it_would_have_measured(
     tmp_path: Path,
 ) -> None:
@@ -233,7 +246,9 @@ def test_several_variants_of_a_reference_are_told(tmp_path: Path) -> None:
     write_run(tmp_path, "base", 0)
     setting = only_setting(tmp_path)
     assert "vs FIRE" not in tables.results(setting)
-    assert tables.without_differences(setting) == "no differences to method=fire, of which there are several variants"
+    note = "There are no differences to method=fire, of which there are several variants."
+    assert tables.without_differences(setting) == note
+    assert note in formats.write(tables.results(setting), tmp_path / "table.md", note).read_text()
 
 
 def test_what_a_trigger_did_is_no_boundary_s(tmp_path: Path) -> None:

@@ -25,9 +25,7 @@ def first_phase(folder: Path) -> Any:
     return load(found.parent)
 
 
-def test_the_statistics_are_those_of_one_pass_over_the_phase(
-    first_phases: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_statistics_are_those_of_one_pass_over_the_phase(first_phases: Path) -> None:
     trained = first_phase(first_phases)
     seen = 0
 

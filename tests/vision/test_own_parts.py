@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import vision.train as trainer
 from fire_core.methods import Context, Method, Net
+from fire_core.methods.chain import Chain
 from harness.config.errors import ConfigError, Diverged, TrainingError
 from harness.run.checkpoint import check_readable
 from harness.run.folder import Run
@@ -59,11 +60,36 @@ class CountsFromItsOptimizer(Method):
                 parameter.mul_(1 - 0.1 / self.count)
 
 
-def test_a_resume_keeps_a_state_that_the_method_s_optimizer_begins_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class ScalesGradients(Method):
+    """Its optimizer uses a tensor of its state, which later steps change in place."""
+
+    FIELDS = ("scale",)
+
+    def __init__(self) -> None:
+        self.scale = torch.ones(())
+
+    def optimizer(self, net: Net, default: Any) -> torch.optim.Optimizer:
+        optimizer: torch.optim.Optimizer = default(net.parameters())
+        scale = self.scale
+
+        def scale_gradients(*_: Any) -> None:
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale)
+
+        optimizer.register_step_pre_hook(scale_gradients)
+        return optimizer
+
+    def after_step(self, net: Net, context: Context) -> None:
+        self.scale.mul_(0.9)
+
+
+@pytest.mark.parametrize("method", ["CountsFromItsOptimizer", "ScalesGradients"])
+def test_a_resume_restores_a_state_that_has_to_do_with_the_method_s_optimizer(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def config() -> Any:
-        return composed("method", "CountsFromItsOptimizer")
+        return composed("method", method, "optimizer=sgd", "lr=0.1")
 
     calm = TINY.run_composed(tmp_path / "calm", config())
     real, steps = trainer.Loop.advance, 0
@@ -95,13 +121,22 @@ def test_a_state_that_no_checkpoint_can_hold_is_refused_at_the_first_save(tmp_pa
     assert not list(tmp_path.rglob("*.pt"))
 
 
-@pytest.mark.parametrize("value", [np.float64(1), np.zeros(2), {"a": [1, (deque(),)]}, lambda: 1])
+def with_attribute() -> Tensor:
+    tensor = torch.zeros(1)
+    tensor.history = deque()  # type: ignore[attr-defined]
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "value", [np.float64(1), np.zeros(2), {"a": [1, (deque(),)]}, lambda: 1, {np.int64(3): 1}, with_attribute()]
+)
 def test_what_could_not_be_read_again(value: Any) -> None:
     with pytest.raises(TrainingError, match=r"a checkpoint cannot hold state.x"):
         check_readable({"x": value}, "state")
 
 
 def test_what_can_be_read_again() -> None:
+    check_readable(nn.Linear(2, 2).state_dict())
     check_readable({"x": [1, 0.5, "a", b"b", None, True, {2}, torch.zeros(1), torch.Size([1]), torch.float32]})
 
 
@@ -124,6 +159,16 @@ def test_an_optimizer_without_frozen_weights_goes_on_until_there_are_new_ones() 
     learner.model.register_parameter("more", nn.Parameter(torch.zeros(1)))
     trainer.begin_phase(task, learner, 2, None)
     assert learner.optimizer is not optimizer
+
+
+def test_an_optimizer_is_made_anew_for_weights_that_are_no_longer_frozen() -> None:
+    task = trainer.Task.from_config(composed("method", "TrainsPart"))
+    learner = Learner.new(task)
+    frozen = next(learner.model.parameters()).requires_grad_(False)
+    trainer.begin_phase(task, learner, 0, None)
+    frozen.requires_grad_(True)
+    trainer.begin_phase(task, learner, 1, None)
+    assert any(frozen is parameter for group in learner.optimizer.param_groups for parameter in group["params"])
 
 
 class OfTwoClasses(Benchmark):
@@ -162,6 +207,28 @@ def test_tasks_with_images_of_their_own(method: str, tmp_path: Path) -> None:
     )
     assert [row["phase"] for row in found if "kind" in row] == [1, 2]
     assert all(0 <= row["test/accuracy"] <= 1 for row in found if "kind" not in row)
+
+
+class LessAndLess(Benchmark):
+    """The first task has each image twice."""
+
+    new_tasks = True
+    headline = "task_end/accuracy"
+
+    def phases(self, data: ImageData, epochs: int, seed: int) -> list[Phase]:
+        once, test = np.arange(len(data.train_labels)), np.arange(len(data.test_labels))
+        return [Phase(np.arange(2 * len(once)), test, epochs, change=twice), Phase(once, test, epochs)]
+
+
+def twice(data: ImageData) -> ImageData:
+    images, labels = (torch.cat([part] * 2) for part in (data.train_images, data.train_labels))
+    return replace(data, train_images=images, train_labels=labels)
+
+
+def test_dash_refuses_earlier_data_that_are_no_longer_there(tmp_path: Path) -> None:
+    config = composed("benchmark", "LessAndLess", "method=dash")
+    with pytest.raises(TrainingError, match=r"^method=dash before phase 1: phase 1 has fewer images than an earlier"):
+        TINY.run_composed(tmp_path, config)
 
 
 def test_a_method_s_own_optimizer_begins_with_the_phase_from_which_it_acts() -> None:
@@ -243,6 +310,13 @@ def test_numbers_of_a_method_may_be_of_any_kind(kind: str, tmp_path: Path) -> No
     expected = None if kind == "nothing" else 2.0
     assert [row.get("boundary/x") for row in found if "kind" in row] == [expected] * 2
     assert found[0].get("method/x") == expected
+
+
+def test_a_chain_s_methods_may_return_nothing() -> None:
+    learner = Learner.new(trainer.Task.from_config(TINY.compose()))
+    context = Context(0, 0, torch.Generator())
+    chain = Chain({"a": Reports("nothing"), "b": Reports("numpy")})
+    assert chain.at_boundary(learner.net, context).numbers == chain.after_epoch(learner.net, context) == {"x": 2}
 
 
 @pytest.mark.parametrize(("kind", "made"), [("many", "Tensor"), ("object", "object")])
