@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     agents = rl.table([setting for setting in all_settings if setting.domain == "rl"])
     for name, table in (("convergence", tables.convergence(all_settings)), ("rl", agents)):
         if len(table):
-            report([formats.write(table, folder / f"{name}.md", note)])
+            report([formats.write(table, folder / f"{name}.md")])
     if args.export:
         report(small.write(runs, args.export))
     return 0

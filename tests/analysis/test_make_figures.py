@@ -38,6 +38,17 @@ def test_the_terminal_shows_the_differences_to_base_and_the_file_those_to_fire_t
     assert "vs FIRE (norm_init=spectral)" in table.read_text()
 
 
+def test_a_missing_difference_is_explained_in_the_table_that_lacks_it_and_in_no_other(tmp_path, capsys):
+    for solver in ("newton_schulz", "exact"):
+        write_run(tmp_path / "runs", "fire", name=f"fire-{solver}", hyper={"solver": solver})
+    write_run(tmp_path / "runs", "base")
+    assert make_figures.main(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
+    note = "There are no differences to method=fire, of which there are several variants."
+    assert capsys.readouterr().out.count(note) == 1
+    written = {file.stem: note in file.read_text() for file in (tmp_path / "out/tables").iterdir()}
+    assert written == {BASE: True, "convergence": False}
+
+
 @pytest.mark.parametrize("runs", ["absent", "empty"])
 def test_no_runs_is_one_line_and_an_error(tmp_path, capsys, runs):
     (tmp_path / "empty").mkdir()
